@@ -54,8 +54,13 @@ pub(crate) fn warn_of_response_body<B>() {
 }
 
 /// Headers in which proxies send the address of the client.
-const FORWARDING: [&str; 5] =
-    ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip"];
+const FORWARDING: [&str; 5] = [
+    "x-forwarded-for",
+    "forwarded",
+    "x-real-ip",
+    "cf-connecting-ip",
+    "true-client-ip",
+];
 
 /// The origin of the address of a client.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +116,10 @@ impl Majority {
         } else if self.lead > 0 {
             self.lead -= 1;
         } else {
-            *self = Self { address: Some(address), lead: 1 };
+            *self = Self {
+                address: Some(address),
+                lead: 1,
+            };
         }
     }
 }
@@ -139,7 +147,9 @@ impl ClientCheck {
             _ => &[],
         };
         let may_warn = is_private(client);
-        let found = unread.iter().find(|name| may_warn && headers.contains_key(**name));
+        let found = unread
+            .iter()
+            .find(|name| may_warn && headers.contains_key(**name));
         if let Some(name) = found {
             if self.requests.swap(SAMPLE, Relaxed) < SAMPLE {
                 warn_of_header(client, name, source);
@@ -279,7 +289,10 @@ struct CountingRule {
 impl NestingCheck {
     /// Creates the check of a layer whose store has these accounts: a number that no other store has.
     pub(crate) fn new(accounts: Option<usize>) -> Self {
-        Self { requests: AtomicU32::new(0), accounts }
+        Self {
+            requests: AtomicU32::new(0),
+            accounts,
+        }
     }
 
     /// Returns `true` for the first requests.
@@ -302,10 +315,15 @@ impl NestingCheck {
     #[cold]
     pub(crate) fn record(&self, charged: &[RuleName], extensions: &mut Extensions) {
         self.requests.fetch_add(1, Relaxed);
-        let Some(accounts) = self.accounts else { return };
+        let Some(accounts) = self.accounts else {
+            return;
+        };
         let mut counted = extensions.remove::<CountedBy>().unwrap_or_default();
         for rule in charged {
-            let counting = CountingRule { accounts, rule: *rule };
+            let counting = CountingRule {
+                accounts,
+                rule: *rule,
+            };
             if counted.0.contains(&counting) {
                 warn_of_second_count(*rule);
             } else {
@@ -411,9 +429,15 @@ mod tests {
     fn a_proxy_is_found_among_probes_but_not_among_many_clients() {
         let [proxy, probe] = [[203, 0, 113, 80], [35, 191, 0, 1]];
         assert!(warns(|_| proxy));
-        assert!(warns(|n| if n % 50 == 0 { probe } else { proxy }), "the first is a probe");
+        assert!(
+            warns(|n| if n % 50 == 0 { probe } else { proxy }),
+            "the first is a probe"
+        );
         assert!(!warns(|n| if n % 2 == 0 { probe } else { proxy }));
-        assert!(!warns(|n| if n % 10 == 0 { probe } else { proxy }), "a tenth are others");
+        assert!(
+            !warns(|n| if n % 10 == 0 { probe } else { proxy }),
+            "a tenth are others"
+        );
         assert!(!warns(|n| (0x0a00_0000 + n).to_be_bytes()));
     }
 
@@ -422,7 +446,10 @@ mod tests {
         let proxy = IpAddr::from([203, 0, 113, 80]);
         let fixes = [
             (AddressSource::Peer, "ClientIp::behind([\"203.0.113.80\"])"),
-            (AddressSource::Networks("x-real-ip"), "to the list of ClientIp::behind"),
+            (
+                AddressSource::Networks("x-real-ip"),
+                "to the list of ClientIp::behind",
+            ),
             (AddressSource::Hops, "ClientIp::hops a higher number"),
             (AddressSource::AnyPeer, "send the address of the client"),
         ];

@@ -48,7 +48,10 @@ impl<'de, T: Setting> Visitor<'de> for SettingVisitor<T> {
         let setting = T::from_table(MapAccessDeserializer::new(&mut map))?;
         // An enum reads a single field.
         if map.next_key::<IgnoredAny>()?.is_some() {
-            return Err(A::Error::custom(format!("too many fields; give {}", T::FORM)));
+            return Err(A::Error::custom(format!(
+                "too many fields; give {}",
+                T::FORM
+            )));
         }
         Ok(setting)
     }

@@ -180,8 +180,14 @@ mod tests {
         let secret = FingerprintKey(std::array::from_fn(|at| u8::try_from(at).expect("small")));
         let bytes: Vec<u8> = (0..63).collect();
         assert_eq!(secret.fingerprint(&[]).to_string(), "726fdb47dd0e0e31");
-        assert_eq!(secret.fingerprint(&[&bytes]).to_string(), "958a324ceb064572");
-        assert_eq!(secret.fingerprint(&[&bytes[..5], &bytes[5..]]), secret.fingerprint(&[&bytes]));
+        assert_eq!(
+            secret.fingerprint(&[&bytes]).to_string(),
+            "958a324ceb064572"
+        );
+        assert_eq!(
+            secret.fingerprint(&[&bytes[..5], &bytes[5..]]),
+            secret.fingerprint(&[&bytes])
+        );
     }
 
     #[test]
@@ -189,17 +195,26 @@ mod tests {
         for n in 0..LENGTH {
             let error = FingerprintKey::new("hunter2".repeat(3).get(..n).expect("long enough"));
             let said = error.expect_err("too short").to_string();
-            assert!(said.starts_with(&format!("secret: {n} bytes; give at least 16")), "{said}");
+            assert!(
+                said.starts_with(&format!("secret: {n} bytes; give at least 16")),
+                "{said}"
+            );
             assert!(!said.contains("hunter2"));
         }
-        let of =
-            |text: &str| FingerprintKey::new(text).expect("long enough").fingerprint(&[b"key"]);
+        let of = |text: &str| {
+            FingerprintKey::new(text)
+                .expect("long enough")
+                .fingerprint(&[b"key"])
+        };
         assert_eq!(
             of("sixteen bytes .."),
             FingerprintKey(*b"sixteen bytes ..").fingerprint(&[b"key"])
         );
         assert_ne!(of("sixteen bytes .."), of("sixteen bytes ..!"));
         assert_ne!(of("sixteen bytes ..!"), of("sixteen bytes ..?"));
-        assert_eq!(format!("{:?}", FingerprintKey(*b"sixteen bytes ..")), "FingerprintKey(..)");
+        assert_eq!(
+            format!("{:?}", FingerprintKey(*b"sixteen bytes ..")),
+            "FingerprintKey(..)"
+        );
     }
 }

@@ -189,13 +189,25 @@
 //! | `admin` | no | [`admin`]: a router for operators, behind a guard of your own |
 //! | `testing` | no | a manual clock, a conformance kit for stores |
 
-#![cfg_attr(not(feature = "axum"), doc = "", doc = "[`by_route`]: crate::RateLimitLayer")]
+#![cfg_attr(
+    not(feature = "axum"),
+    doc = "",
+    doc = "[`by_route`]: crate::RateLimitLayer"
+)]
 #![cfg_attr(not(feature = "admin"), doc = "", doc = "[`admin`]: crate")]
-#![cfg_attr(feature = "redis", doc = "", doc = "[`RedisErrorKind`]: store::RedisErrorKind")]
+#![cfg_attr(
+    feature = "redis",
+    doc = "",
+    doc = "[`RedisErrorKind`]: store::RedisErrorKind"
+)]
 #![cfg_attr(not(feature = "redis"), doc = "", doc = "[`RedisErrorKind`]: store")]
 #![cfg_attr(feature = "redis", doc = "", doc = "[`RedisStore`]: store::RedisStore")]
 #![cfg_attr(not(feature = "redis"), doc = "", doc = "[`RedisStore`]: store")]
-#![cfg_attr(feature = "serde", doc = "", doc = "[`RuleSettings`]: rule::RuleSettings")]
+#![cfg_attr(
+    feature = "serde",
+    doc = "",
+    doc = "[`RuleSettings`]: rule::RuleSettings"
+)]
 #![cfg_attr(not(feature = "serde"), doc = "", doc = "[`RuleSettings`]: rule")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

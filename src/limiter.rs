@@ -91,7 +91,10 @@ impl<S: Store> Limiter<S> {
     /// [`RuleName`] first, and pass its text.
     #[track_caller]
     pub fn named(name: &str, store: S) -> Self {
-        Self { store, name: literal(RuleName::new(name)) }
+        Self {
+            store,
+            name: literal(RuleName::new(name)),
+        }
     }
 
     /// Takes `cost` units from every quota, or from none.
@@ -418,7 +421,9 @@ impl<S: Store> Limiter<S> {
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
     ) -> Answer<S::Future> {
-        self.with_charge(&key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
+        self.with_charge(&key.into(), quotas.as_ref(), |charge| {
+            self.store.reset(&charge)
+        })
     }
 
     /// Denies the key for `time`, even if units are left. See [`StoreExt::block`].
@@ -459,7 +464,9 @@ impl<S: Store> Limiter<S> {
     #[must_use = "nothing may be blocked until the answer is awaited: add `.await`, or `.now()` for \
                   a `LocalStore`"]
     pub fn try_block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S::Future>> {
-        self.with_charge(&key.into(), &[], |charge| store::block(&self.store, &charge, time))
+        self.with_charge(&key.into(), &[], |charge| {
+            store::block(&self.store, &charge, time)
+        })
     }
 
     /// Ends a [`block`](Limiter::block).
@@ -529,7 +536,11 @@ impl<S: Store> Limiter<S> {
         let key = key.into();
         let quotas = quotas.as_ref();
         async move {
-            let mut wanted = if quotas.iter().any(Quota::is_concurrent) { 0 } else { max };
+            let mut wanted = if quotas.iter().any(Quota::is_concurrent) {
+                0
+            } else {
+                max
+            };
             while wanted > 0 {
                 let decision = self.try_take(key.clone(), quotas, wanted).await?;
                 if decision.is_allowed() {
@@ -616,7 +627,12 @@ impl<S: Store> Limiter<S> {
             let charge = if supported { queueing } else { plain };
             let has_slots = quotas.iter().any(Quota::is_concurrent);
             let waiter = (has_slots && charge.queues()).then(Waiter::new);
-            let mut pending = WaitingCharge { store: &self.store, charge, waiter, taken: None };
+            let mut pending = WaitingCharge {
+                store: &self.store,
+                charge,
+                waiter,
+                taken: None,
+            };
             loop {
                 let context = store::Context::default().with_waiter(pending.waiter.as_ref());
                 let answer = self.store.call(Op::Take(&[charge]), &context);
@@ -635,11 +651,18 @@ impl<S: Store> Limiter<S> {
                     waiter.wait_for(max_wait).await;
                     continue;
                 }
-                let wait = decision.exact_retry_after().filter(|_| !charge.takes_several_slots());
+                let wait = decision
+                    .exact_retry_after()
+                    .filter(|_| !charge.takes_several_slots());
                 let Some(wait) = wait else {
-                    let is_unknown =
-                        decision.binding().is_some_and(|outcome| outcome.retry_ns() != NEVER);
-                    return Err(if is_unknown { NotReady::UnknownWait } else { NotReady::Never });
+                    let is_unknown = decision
+                        .binding()
+                        .is_some_and(|outcome| outcome.retry_ns() != NEVER);
+                    return Err(if is_unknown {
+                        NotReady::UnknownWait
+                    } else {
+                        NotReady::Never
+                    });
                 };
                 // A block or a rate denies this call, and others may take the slots while it sleeps.
                 pending.leave_queue().wait_for(wait).await;
@@ -679,7 +702,11 @@ impl<S: Store> Limiter<S> {
     where
         S: Sync,
     {
-        Throttled { ready: self.try_until_ready(key, quotas, 1), work, running: None }
+        Throttled {
+            ready: self.try_until_ready(key, quotas, 1),
+            work,
+            running: None,
+        }
     }
 
     fn with_charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {

@@ -104,7 +104,10 @@ impl LogLimit {
         let is_due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
         let should_log = !self.logged && is_due;
         if should_log {
-            *self = Self { last: Some(Instant::now()), logged: true };
+            *self = Self {
+                last: Some(Instant::now()),
+                logged: true,
+            };
         }
         should_log
     }

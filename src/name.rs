@@ -48,7 +48,11 @@ impl RuleName {
     /// Fails if `name` is empty, is longer than 64 characters, or contains a character that is not
     /// printable ASCII. The error contains that character and its position.
     pub fn new(name: &str) -> Result<Self, NameError> {
-        if is_valid(name) { Ok(Self::intern(name)) } else { Err(NameError(name.to_owned())) }
+        if is_valid(name) {
+            Ok(Self::intern(name))
+        } else {
+            Err(NameError(name.to_owned()))
+        }
     }
 
     /// Derives a name from any text.
@@ -106,7 +110,10 @@ impl RuleName {
             return *known;
         }
         let name: &'static str = Box::leak(name.into());
-        let made = Self(Box::leak(Box::new(Interned { name, hash: fnv(name.as_bytes()) })));
+        let made = Self(Box::leak(Box::new(Interned {
+            name,
+            hash: fnv(name.as_bytes()),
+        })));
         names.insert(name, made);
         made
     }
@@ -204,12 +211,19 @@ impl fmt::Display for NameError {
         let name = &self.0;
         match name.char_indices().find(|(_, c)| !(' '..='~').contains(c)) {
             Some((at, c)) => {
-                write!(f, "name {name:?}: {c:?} at byte {at} is not printable ASCII; drop it")
+                write!(
+                    f,
+                    "name {name:?}: {c:?} at byte {at} is not printable ASCII; drop it"
+                )
             }
             None if name.is_empty() => {
                 f.write_str("name \"\": it is empty; give 1 to 64 characters")
             }
-            None => write!(f, "name {name:?}: {} characters; give at most 64", name.len()),
+            None => write!(
+                f,
+                "name {name:?}: {} characters; give at most 64",
+                name.len()
+            ),
         }
     }
 }
@@ -231,12 +245,18 @@ mod tests {
     #[test]
     fn a_derived_name_is_the_text_or_begins_like_it_and_differs_with_it() {
         assert_eq!(RuleName::derived("POST /url").as_str(), "POST /url");
-        assert_eq!(RuleName::derived("GET /caf\u{e9}").as_str(), "GET /caf%C3%A9");
+        assert_eq!(
+            RuleName::derived("GET /caf\u{e9}").as_str(),
+            "GET /caf%C3%A9"
+        );
         let long = |end: char| format!("GET /{}{end}", "a".repeat(60));
         let (a, b) = (RuleName::derived(&long('a')), RuleName::derived(&long('b')));
         assert_ne!(a, b);
         assert_eq!(a, RuleName::derived(&long('a')));
-        assert!(a.as_str().starts_with("GET /aaaa") && a.as_str().len() == 64, "{a}");
+        assert!(
+            a.as_str().starts_with("GET /aaaa") && a.as_str().len() == 64,
+            "{a}"
+        );
         assert!(is_valid(&a.to_string()));
         assert_eq!(RuleName::derived(&"a".repeat(64)).as_str(), "a".repeat(64));
         assert!(is_valid(RuleName::derived(&"\u{20ac}".repeat(50)).as_str()));

@@ -37,13 +37,19 @@ impl Toggle {
     /// Creates a flag that is on.
     #[must_use]
     pub fn on() -> Self {
-        Self { fixed: false, ..Self::from(true) }
+        Self {
+            fixed: false,
+            ..Self::from(true)
+        }
     }
 
     /// Creates a flag that is off.
     #[must_use]
     pub fn off() -> Self {
-        Self { fixed: false, ..Self::from(false) }
+        Self {
+            fixed: false,
+            ..Self::from(false)
+        }
     }
 
     pub(crate) fn is_fixed(&self) -> bool {
@@ -64,7 +70,10 @@ impl Toggle {
 
 impl From<bool> for Toggle {
     fn from(on: bool) -> Self {
-        Self { flag: Arc::new(AtomicBool::new(on)), fixed: true }
+        Self {
+            flag: Arc::new(AtomicBool::new(on)),
+            fixed: true,
+        }
     }
 }
 

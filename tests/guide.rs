@@ -8,6 +8,7 @@
     feature = "testing"
 ))]
 
+#[rustfmt::skip] // formatted with the crate
 #[path = "../src/guide/mod.rs"]
 pub mod guide;
 

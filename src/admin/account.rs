@@ -51,10 +51,17 @@ fn read_quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Quotas>, D:
         table @ Value::Object(_) => json!([table]),
         quotas => quotas,
     };
-    let tables = quotas.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+    let tables = quotas
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object_mut);
     for table in tables {
         table.remove("name");
-        if let Some(unit) = table.get("unit").and_then(Value::as_str).filter(|unit| !is_known(unit))
+        if let Some(unit) = table
+            .get("unit")
+            .and_then(Value::as_str)
+            .filter(|unit| !is_known(unit))
         {
             return Err(D::Error::custom(format!(
                 "unit {unit:?} is new, and this process has read {MAX_UNITS} others; check its spelling, or \
@@ -77,7 +84,9 @@ fn is_known(unit: &str) -> bool {
 }
 
 fn read_for<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
-    read_time("for", &String::deserialize(value)?).map(Some).map_err(D::Error::custom)
+    read_time("for", &String::deserialize(value)?)
+        .map(Some)
+        .map_err(D::Error::custom)
 }
 
 /// The account that a request body names.
@@ -101,7 +110,11 @@ pub(super) async fn run(
         return Err(why.to_owned().into());
     }
     let account = ManagedAccount::find(operation, layers, body)?;
-    if let Err(error) = account.layer.store.supports(&[account.charge().with_cost(0)]) {
+    if let Err(error) = account
+        .layer
+        .store
+        .supports(&[account.charge().with_cost(0)])
+    {
         let why = format!("the store does not support this: {error}");
         return Err(Problem(StatusCode::NOT_IMPLEMENTED, why));
     }
@@ -125,7 +138,12 @@ impl<'a> ManagedAccount<'a> {
             _ => Err("give either a key, as \"key\": \"alice\", or a fingerprint".to_owned())?,
         };
         let quotas = quotas_of(&rule, body.quotas, operation)?;
-        Ok(Self { layer, rule, key, quotas })
+        Ok(Self {
+            layer,
+            rule,
+            key,
+            quotas,
+        })
     }
 
     /// Returns the units left, the remaining time of a block, and an explanation of the next
@@ -139,9 +157,17 @@ impl<'a> ManagedAccount<'a> {
         let next = self.charge().with_cost(cost.unwrap_or(1).max(1));
         let next = next.with_headroom(headroom.unwrap_or(0));
         let Ok(would) = Explanation::look(store, &[next]).await;
-        let blocked = would.decision.as_ref().ok().filter(|decision| decision.is_blocked());
+        let blocked = would
+            .decision
+            .as_ref()
+            .ok()
+            .filter(|decision| decision.is_blocked());
         let mut response = self.response(&current);
-        response["quotas"] = current.outcomes().iter().map(|outcome| self.quota(outcome)).collect();
+        response["quotas"] = current
+            .outcomes()
+            .iter()
+            .map(|outcome| self.quota(outcome))
+            .collect();
         response["blocked_ms"] = json!(blocked.and_then(Decision::retry_after).map(millis));
         response["would"] = would.fingerprint(self.layer.secret).to_string().into();
         Ok(response)
@@ -167,7 +193,9 @@ impl<'a> ManagedAccount<'a> {
 
     /// Notes the end of a block, or its removal, in the list of denied keys.
     fn list_block(&self, time: Option<Duration>) {
-        let Some(record) = self.layer.denial_log.find(self.rule.name) else { return };
+        let Some(record) = self.layer.denial_log.find(self.rule.name) else {
+            return;
+        };
         if let Some(listed) = record.listed.lock().find(&self.key) {
             let until = time.and_then(|time| SystemTime::now().checked_add(time));
             listed.blocked_until_ms = until.map(unix_millis);
@@ -240,7 +268,10 @@ fn check(operation: &str, decision: &Decision) -> Result<(), Problem> {
     } else if cause.is_undone() {
         (UNAVAILABLE, "it failed (see api/health)")
     } else if is_change && cause == Cause::Fallback {
-        (UNAVAILABLE, "it failed, and only this process did; repeat it later")
+        (
+            UNAVAILABLE,
+            "it failed, and only this process did; repeat it later",
+        )
     } else if is_change && !decision.is_allowed() {
         const FULL: &str =
             "it has no room for the block; unblock other keys, or raise its capacity";
@@ -248,5 +279,8 @@ fn check(operation: &str, decision: &Decision) -> Result<(), Problem> {
     } else {
         return Ok(());
     };
-    Err(Problem(status, format!("the store did not {operation}: {why}")))
+    Err(Problem(
+        status,
+        format!("the store did not {operation}: {why}"),
+    ))
 }

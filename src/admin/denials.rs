@@ -91,7 +91,10 @@ impl OnDecision for DenialLog {
 
 impl DenialLog {
     pub(super) fn new(rules: &[RuleInfo<'_>]) -> Self {
-        let records = rules.iter().map(|info| RuleRecord { name: info.name, ..Default::default() });
+        let records = rules.iter().map(|info| RuleRecord {
+            name: info.name,
+            ..Default::default()
+        });
         Self(records.collect())
     }
 
@@ -105,13 +108,22 @@ impl RuleRecord {
     ///
     /// Under contention, a denial is counted but not listed.
     fn record(&self, cause: Cause, decision: &Decision, event: &DecisionEvent<'_>) {
-        let count = if cause == Cause::Reported { &self.reported } else { &self.denied };
+        let count = if cause == Cause::Reported {
+            &self.reported
+        } else {
+            &self.denied
+        };
         if event.is_admitted && cause != Cause::Reported {
             return;
         }
         count.fetch_add(1, Relaxed);
-        let Some(mut listed) = self.listed.try_lock() else { return };
-        let key = decision.outcomes().first().and_then(|_| event.key(self.name));
+        let Some(mut listed) = self.listed.try_lock() else {
+            return;
+        };
+        let key = decision
+            .outcomes()
+            .first()
+            .and_then(|_| event.key(self.name));
         let at_ms = unix_millis(SystemTime::now());
         if let Some((key, fingerprint)) = key {
             listed.count(key, fingerprint, at_ms);
@@ -129,7 +141,10 @@ impl RuleRecord {
     fn wait(&self, decision: &Decision) -> Option<Duration> {
         let outcomes = decision.outcomes().iter();
         let denied = outcomes.filter(|outcome| outcome.rule() == self.name && outcome.is_denied());
-        denied.map(Outcome::retry_after).reduce(|a, b| Some(a?.max(b?))).flatten()
+        denied
+            .map(Outcome::retry_after)
+            .reduce(|a, b| Some(a?.max(b?)))
+            .flatten()
     }
 }
 
@@ -149,7 +164,10 @@ impl Listed {
             .iter_mut()
             .filter(|denied| denied.blocked_until_ms.is_none_or(|end| end <= now_ms));
         if let Some(least) = free.min_by_key(|denied| denied.count()) {
-            *least = DeniedKey { replaced: least.count(), ..new };
+            *least = DeniedKey {
+                replaced: least.count(),
+                ..new
+            };
         }
     }
 
@@ -160,7 +178,14 @@ impl Listed {
 
 impl DeniedKey {
     fn new(key: Key, fingerprint: Fingerprint) -> Self {
-        Self { fingerprint, key, clear: None, denied: 1, replaced: 0, blocked_until_ms: None }
+        Self {
+            fingerprint,
+            key,
+            clear: None,
+            denied: 1,
+            replaced: 0,
+            blocked_until_ms: None,
+        }
     }
 
     /// Returns the upper bound of the denials of this key.
@@ -171,7 +196,10 @@ impl DeniedKey {
 
 /// Returns the Unix time in milliseconds.
 pub(super) fn unix_millis(time: SystemTime) -> u64 {
-    millis(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+    millis(
+        time.duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default(),
+    )
 }
 
 #[cfg(test)]
@@ -187,11 +215,16 @@ mod tests {
     }
 
     fn block(keys: &mut Listed, name: &str, end: u64) {
-        keys.find(&Key::from(name)).expect("a listed key").blocked_until_ms = Some(end);
+        keys.find(&Key::from(name))
+            .expect("a listed key")
+            .blocked_until_ms = Some(end);
     }
 
     fn denied(keys: &Listed, name: &str) -> Option<u64> {
-        keys.top.iter().find(|it| it.key == Key::from(name)).map(|it| it.denied)
+        keys.top
+            .iter()
+            .find(|it| it.key == Key::from(name))
+            .map(|it| it.denied)
     }
 
     #[test]
@@ -206,7 +239,11 @@ mod tests {
         keys.top.sort_by_key(|it| std::cmp::Reverse(it.denied));
         let list = &keys.top;
         assert_eq!(list.len(), MOST);
-        assert!(denied(&keys, "alice") >= Some(900), "{:?}", denied(&keys, "alice"));
+        assert!(
+            denied(&keys, "alice") >= Some(900),
+            "{:?}",
+            denied(&keys, "alice")
+        );
         assert!(list[0].denied == denied(&keys, "alice").unwrap_or(0) && list[1].denied <= 2);
     }
 

@@ -42,21 +42,30 @@ pub(super) fn parse(value: &Value) -> Result<Key, String> {
             .map_err(|error| format!("key is {value}: {error}; give {FORMS}"))?,
     };
     let key = match typed {
-        TypedKey::Text(text) => Some(&*text).filter(|text| text.trim() == *text).map(Key::from),
-        TypedKey::Bytes(text) => STANDARD.decode(text).ok().map(|bytes| Key::from(&bytes[..])),
+        TypedKey::Text(text) => Some(&*text)
+            .filter(|text| text.trim() == *text)
+            .map(Key::from),
+        TypedKey::Bytes(text) => STANDARD
+            .decode(text)
+            .ok()
+            .map(|bytes| Key::from(&bytes[..])),
         TypedKey::Number(number) => parse_number(&number).map(Key::from),
         TypedKey::Address(text) => parse_address(&text),
         TypedKey::Everyone(is) => is.then(Key::everyone),
         TypedKey::Unidentified(is) => is.then(Key::unidentified),
     };
     // A blank key counts as no identity.
-    key.filter(|key| !key.is_blank()).ok_or_else(|| format!("key is {value}; give {FORMS}"))
+    key.filter(|key| !key.is_blank())
+        .ok_or_else(|| format!("key is {value}; give {FORMS}"))
 }
 
 fn parse_number(value: &Value) -> Option<u128> {
     let text = value.to_string();
     // `parse` alone also accepts a sign.
-    text.trim_matches('"').parse().ok().filter(|_| !text.contains('+'))
+    text.trim_matches('"')
+        .parse()
+        .ok()
+        .filter(|_| !text.contains('+'))
 }
 
 /// Parses an address or a network, as `2001:db8::/48`. An address stands for its /32 or /64, as in
@@ -96,13 +105,28 @@ mod tests {
             (json!({ "text": "alice" }), Key::from("alice")),
             (json!({ "bytes": "/w==" }), Key::from(&b"\xff"[..])),
             (json!({ "number": 7 }), Key::from(7_u32)),
-            (json!({ "number": u128::MAX.to_string() }), Key::from(u128::MAX)),
+            (
+                json!({ "number": u128::MAX.to_string() }),
+                Key::from(u128::MAX),
+            ),
             (json!({ "address": "203.0.113.9" }), v4("203.0.113.9")),
             (json!({ "address": "203.0.113.9/24" }), v4("203.0.113.0")),
-            (json!({ "address": "::ffff:203.0.113.9/120" }), v4("203.0.113.0")),
-            (json!({ "address": "2001:db8:0:1::7" }), v6("2001:db8:0:1::", 64)),
-            (json!({ "address": "2001:db8:0:1::7/48" }), v6("2001:db8::", 48)),
-            (json!({ "address": "2001:db8:0:1::7/128" }), v6("2001:db8:0:1::7", 128)),
+            (
+                json!({ "address": "::ffff:203.0.113.9/120" }),
+                v4("203.0.113.0"),
+            ),
+            (
+                json!({ "address": "2001:db8:0:1::7" }),
+                v6("2001:db8:0:1::", 64),
+            ),
+            (
+                json!({ "address": "2001:db8:0:1::7/48" }),
+                v6("2001:db8::", 48),
+            ),
+            (
+                json!({ "address": "2001:db8:0:1::7/128" }),
+                v6("2001:db8:0:1::7", 128),
+            ),
             (
                 json!(["a", ["b", { "number": 7 }]]),
                 Key::join(&["a".into(), Key::join(&["b".into(), 7_u32.into()])]),
@@ -119,13 +143,19 @@ mod tests {
             (json!([]), "key is []: "),
             (json!({}), "key is {}: "),
             (json!(7), "key is 7: "),
-            (json!({ "user": "alice" }), "unknown variant `user`, expected one of `text`, `bytes`"),
+            (
+                json!({ "user": "alice" }),
+                "unknown variant `user`, expected one of `text`, `bytes`",
+            ),
             (
                 json!({ "address": "::1", "number": 1 }),
                 "key is {\"address\":\"::1\",\"number\":1}: ",
             ),
             (json!({ "address": 7 }), "expected a string"),
-            (json!({ "address": "alice" }), "key is {\"address\":\"alice\"}; "),
+            (
+                json!({ "address": "alice" }),
+                "key is {\"address\":\"alice\"}; ",
+            ),
             (json!({ "address": "010.0.0.1" }), "}; "),
             (json!({ "address": "10.0.0.1/33" }), "}; "),
             (json!({ "address": "10.0.0.1/0" }), "}; "),

@@ -56,7 +56,9 @@ impl ManagedLayer {
                 }
             }
         }
-        Err(format!("fingerprint is {given:?}, which rule {rule:?} does not list; give the key"))
+        Err(format!(
+            "fingerprint is {given:?}, which rule {rule:?} does not list; give the key"
+        ))
     }
 
     /// Turns report-only on or off, for the whole layer or for one rule.
@@ -105,7 +107,9 @@ impl ManagedLayer {
 
 /// Returns the quotas of a rule, or `None` if the rule chooses them per request.
 pub(super) fn own_quotas(info: &RuleInfo<'_>) -> Option<Quotas> {
-    info.quotas.map(Quotas::from).or_else(|| info.live.map(LivePlan::quotas))
+    info.quotas
+        .map(Quotas::from)
+        .or_else(|| info.live.map(LivePlan::quotas))
 }
 
 /// Finds a layer by its name.

@@ -277,7 +277,11 @@ impl Admin {
     /// Creates a builder without layers. Layers without a
     /// [secret](RateLimitLayer::fingerprint) share a random one.
     pub fn new() -> Self {
-        Self { secret: FingerprintKey::random(), shows_keys: false, layers: Vec::new() }
+        Self {
+            secret: FingerprintKey::random(),
+            shows_keys: false,
+            layers: Vec::new(),
+        }
     }
 
     /// Shows the most denied keys in clear text, beside their fingerprints.
@@ -285,7 +289,10 @@ impl Admin {
     /// Defaults to fingerprints only, because a key may be personal or secret: an address, or the
     /// value of a header. The setting applies to layers that are added after this call.
     pub fn show_keys(self) -> Self {
-        Self { shows_keys: true, ..self }
+        Self {
+            shows_keys: true,
+            ..self
+        }
     }
 
     /// Adds a layer under a name, and returns a layer that records its denials.
@@ -321,7 +328,10 @@ impl Admin {
     {
         let name = literal(RuleName::new(name));
         let taken = self.layers.iter().any(|layer| layer.name == name);
-        assert!(!taken, "another layer has the name {name:?}; give another name");
+        assert!(
+            !taken,
+            "another layer has the name {name:?}; give another name"
+        );
         let rules: Arc<dyn Rules + Send + Sync> = layer.rules.clone();
         let denial_log = DenialLog::new(&infos(&*rules));
         let settings = &mut layer.settings;
@@ -371,7 +381,9 @@ impl Default for Admin {
 impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.layers.iter().map(|layer| &layer.name);
-        f.debug_struct("Admin").field("layers", &names.collect::<Vec<_>>()).finish_non_exhaustive()
+        f.debug_struct("Admin")
+            .field("layers", &names.collect::<Vec<_>>())
+            .finish_non_exhaustive()
     }
 }
 
@@ -396,11 +408,26 @@ const HEADERS: [(HeaderName, &str); 4] = [
 fn routes() -> Router<Arc<[ManagedLayer]>> {
     Router::new()
         .route("/", get(redirect_to_page))
-        .route("/page", file("text/html; charset=utf-8", include_str!("page.html")))
-        .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
-        .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
-        .route("/api/layers", get(async |State(all): Layers| Json(managed::layers(&all))))
-        .route("/api/health", get(async |State(all): Layers| Json(managed::health(&all).await)))
+        .route(
+            "/page",
+            file("text/html; charset=utf-8", include_str!("page.html")),
+        )
+        .route(
+            "/page.js",
+            file("text/javascript; charset=utf-8", include_str!("page.js")),
+        )
+        .route(
+            "/style.css",
+            file("text/css; charset=utf-8", include_str!("style.css")),
+        )
+        .route(
+            "/api/layers",
+            get(async |State(all): Layers| Json(managed::layers(&all))),
+        )
+        .route(
+            "/api/health",
+            get(async |State(all): Layers| Json(managed::health(&all).await)),
+        )
         .route("/api/peek", account("peek"))
         .route("/api/reset", account("reset"))
         .route("/api/block", account("block"))
@@ -423,7 +450,10 @@ fn file(kind: &'static str, text: &'static str) -> MethodRouter<Arc<[ManagedLaye
 /// guard.
 async fn no_store(mut response: Response) -> Response {
     let no_store = HeaderValue::from_static("no-store");
-    response.headers_mut().entry(CACHE_CONTROL).or_insert(no_store);
+    response
+        .headers_mut()
+        .entry(CACHE_CONTROL)
+        .or_insert(no_store);
     response
 }
 
@@ -441,13 +471,20 @@ async fn not_found() -> Problem {
 }
 
 fn account(operation: &'static str) -> MethodRouter<Arc<[ManagedLayer]>> {
-    post(async move |State(layers): Layers, body: Body<AccountBody>| {
-        account::run(operation, &layers, body?.0).await.map(Json)
-    })
+    post(
+        async move |State(layers): Layers, body: Body<AccountBody>| {
+            account::run(operation, &layers, body?.0).await.map(Json)
+        },
+    )
 }
 
 async fn switch(State(all): Layers, body: Body<SwitchBody>) -> Result<(), Problem> {
-    let Json(SwitchBody { layer, rule, on, report_only }) = body?;
+    let Json(SwitchBody {
+        layer,
+        rule,
+        on,
+        report_only,
+    }) = body?;
     let layer = managed::find(&all, &layer)?;
     match (on, report_only, rule) {
         (Some(on), None, None) => layer.switch.set(on),
@@ -495,6 +532,11 @@ impl IntoResponse for Problem {
             "status": status.as_u16(),
             "detail": detail,
         });
-        (status, [(CONTENT_TYPE, "application/problem+json")], Json(problem)).into_response()
+        (
+            status,
+            [(CONTENT_TYPE, "application/problem+json")],
+            Json(problem),
+        )
+            .into_response()
     }
 }

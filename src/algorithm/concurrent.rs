@@ -47,10 +47,16 @@ pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
 
 #[inline(always)]
 pub(crate) fn snapshot(held: u64, quota: &Quota, retry_ns: u64) -> Snapshot {
-    Snapshot::Slots { limit: quota.limit(), held, retry_ns, free_in_ns: 0 }
+    Snapshot::Slots {
+        limit: quota.limit(),
+        held,
+        retry_ns,
+        free_in_ns: 0,
+    }
 }
 
 /// Returns the slots that must be freed before the demand fits.
 pub(crate) fn missing(held: u64, quota: &Quota, demand: Demand) -> u64 {
-    held.saturating_add(demand.need()).saturating_sub(quota.raised_limit())
+    held.saturating_add(demand.need())
+        .saturating_sub(quota.raised_limit())
 }

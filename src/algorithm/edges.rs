@@ -14,7 +14,10 @@ fn kinds() -> [Quota; 8] {
         ten,
         ten.with_algorithm(Algorithm::TokenBucket),
         ten.with_algorithm(Algorithm::fixed_window()),
-        ten.with_algorithm(Algorithm::FixedWindow { carry_over: 5, paced: false }),
+        ten.with_algorithm(Algorithm::FixedWindow {
+            carry_over: 5,
+            paced: false,
+        }),
         ten.with_algorithm(Algorithm::AnchoredWindow),
         ten.with_algorithm(Algorithm::SlidingWindow { buckets: 1 }),
         ten.with_algorithm(Algorithm::SlidingWindow { buckets: 10 }),
@@ -24,16 +27,29 @@ fn kinds() -> [Quota; 8] {
 
 #[test]
 fn a_blocked_quota_denies_permanently_with_every_algorithm() {
-    let paced =
-        Quota::per_second(1).with_algorithm(Algorithm::FixedWindow { carry_over: 0, paced: true });
+    let paced = Quota::per_second(1).with_algorithm(Algorithm::FixedWindow {
+        carry_over: 0,
+        paced: true,
+    });
     for kind in kinds().into_iter().chain([paced]) {
         let quota = Quota::blocked().with_algorithm(kind.algorithm());
         let mut account = Account::new();
         account.adjust(&quota, 5, 3);
-        let (evaluation, _) =
-            account.take(&quota, 5, Demand { max_wait: SECOND, ..Demand::units(1) });
+        let (evaluation, _) = account.take(
+            &quota,
+            5,
+            Demand {
+                max_wait: SECOND,
+                ..Demand::units(1)
+            },
+        );
         assert!(!evaluation.allowed);
-        let expected = Row { remaining: 0, full: 0, next: 0, retry: NEVER };
+        let expected = Row {
+            remaining: 0,
+            full: 0,
+            next: 0,
+            retry: NEVER,
+        };
         assert_eq!(Row::from(evaluation.snapshot), expected, "{kind:?}");
         assert!(account.look(&quota, 5, Demand::units(0)).allowed);
         assert!(account.expires_at(&quota) <= 5, "{kind:?}");
@@ -79,7 +95,10 @@ fn a_changed_number_of_buckets_keeps_earlier_charges() {
         for cost in 6..20 {
             let passes = |t| remaining(&account, &after, t) >= cost;
             let wait = Row::from(account.look(&after, late, Demand::units(cost)).snapshot).retry;
-            assert!(passes(late + wait) && !passes(late + wait - 1), "{wait} for {cost}");
+            assert!(
+                passes(late + wait) && !passes(late + wait - 1),
+                "{wait} for {cost}"
+            );
         }
     }
 }
@@ -106,8 +125,16 @@ fn a_changed_algorithm_starts_with_a_new_account() {
         let mut account = Account::new();
         account.take(before, 100, Demand::units(8));
         // Aligned and anchored windows share one kind of state.
-        let expected = if aligned(one) && other == Algorithm::AnchoredWindow { 2 } else { 10 };
-        assert_eq!(remaining(&account, after, 100), expected, "{one:?}, {other:?}");
+        let expected = if aligned(one) && other == Algorithm::AnchoredWindow {
+            2
+        } else {
+            10
+        };
+        assert_eq!(
+            remaining(&account, after, 100),
+            expected,
+            "{one:?}, {other:?}"
+        );
         account.take(after, 100, Demand::units(1));
         assert_eq!(remaining(&account, after, 100), expected - 1);
     }
@@ -122,7 +149,12 @@ fn a_late_thread_is_neither_denied_nor_allowed_more() {
         account.take(&quota, edge, Demand::units(4));
         let (evaluation, _) = account.take(&quota, edge - 3, Demand::units(5));
         assert!(evaluation.allowed, "{:?}", quota.algorithm());
-        assert_eq!(remaining(&account, &quota, edge), 1, "{:?}", quota.algorithm());
+        assert_eq!(
+            remaining(&account, &quota, edge),
+            1,
+            "{:?}",
+            quota.algorithm()
+        );
         account.take(&quota, edge, Demand::units(1));
         assert!(!account.take(&quota, edge - 1, Demand::units(1)).0.allowed);
         let later = Row::from(account.look(&quota, edge, Demand::units(1)).snapshot);
@@ -133,7 +165,9 @@ fn a_late_thread_is_neither_denied_nor_allowed_more() {
 #[test]
 fn a_denial_by_another_quota_creates_an_account_with_initial_units() {
     for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
-        let quota = Quota::per_second(10).with_initial(3).with_algorithm(algorithm);
+        let quota = Quota::per_second(10)
+            .with_initial(3)
+            .with_algorithm(algorithm);
         let opened = |demand| {
             let mut account = Account::new();
             account.open(&quota, SECOND, demand);
@@ -142,6 +176,12 @@ fn a_denial_by_another_quota_creates_an_account_with_initial_units() {
         assert!(opened(Demand::units(1)));
         assert!(!opened(Demand::units(0)), "a look");
         assert!(!opened(Demand::units(11)), "an impossible cost");
-        assert!(!opened(Demand { headroom: 10, ..Demand::units(1) }), "an impossible cost");
+        assert!(
+            !opened(Demand {
+                headroom: 10,
+                ..Demand::units(1)
+            }),
+            "an impossible cost"
+        );
     }
 }

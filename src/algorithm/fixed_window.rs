@@ -66,7 +66,11 @@ pub(crate) struct FixedWindow {
 
 impl FixedWindow {
     pub(super) fn new(quota: &Quota, now: u64) -> Self {
-        Self { start: start(quota, now), count: 0, bonus: 0 }
+        Self {
+            start: start(quota, now),
+            count: 0,
+            bonus: 0,
+        }
     }
 
     /// Returns the window that contains `now`.
@@ -76,17 +80,27 @@ impl FixedWindow {
         let start = start(quota, self.start);
         let end = Self { start, ..self }.end(quota);
         if now < end {
-            Self { start, bonus: self.bonus.min(carry_over), ..self }
+            Self {
+                start,
+                bonus: self.bonus.min(carry_over),
+                ..self
+            }
         } else if carry_over > 0 && self.count > 0 && now < end + quota.period_nanos() {
             let left = u64::from(quota.units()).saturating_sub(self.count);
-            Self { start: end, count: 0, bonus: left.min(carry_over) }
+            Self {
+                start: end,
+                count: 0,
+                bonus: left.min(carry_over),
+            }
         } else {
             Self::new(quota, now)
         }
     }
 
     fn end(self, quota: &Quota) -> u64 {
-        quota.calendar_end(self.start).unwrap_or_else(|| self.start + quota.period_nanos())
+        quota
+            .calendar_end(self.start)
+            .unwrap_or_else(|| self.start + quota.period_nanos())
     }
 
     fn allowance(self, quota: &Quota) -> u64 {
@@ -130,7 +144,11 @@ impl Counter for FixedWindow {
 
     fn reset_ns(&self, quota: &Quota, now: u64) -> u64 {
         let window = self.at(quota, now);
-        if window.count == 0 { 0 } else { window.end(quota) - now }
+        if window.count == 0 {
+            0
+        } else {
+            window.end(quota) - now
+        }
     }
 
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64 {
@@ -244,10 +262,16 @@ mod tests {
     };
 
     const SECOND: u64 = 1_000_000_000;
-    const PACED: Algorithm = Algorithm::FixedWindow { carry_over: 9, paced: true };
+    const PACED: Algorithm = Algorithm::FixedWindow {
+        carry_over: 9,
+        paced: true,
+    };
 
     fn queueing(cost: u32, max_wait: u64) -> Demand {
-        Demand { max_wait, ..Demand::units(cost) }
+        Demand {
+            max_wait,
+            ..Demand::units(cost)
+        }
     }
 
     #[cfg(feature = "redis")]
@@ -271,10 +295,26 @@ mod tests {
             .map(|_| take(&mut account, &quota, 0, queueing(1, SECOND)))
             .map(|taken| if taken.allowed { taken.wait } else { NEVER })
             .collect();
-        assert_eq!(waits, [0, SECOND / 5, 2 * SECOND / 5, 3 * SECOND / 5, 4 * SECOND / 5]);
+        assert_eq!(
+            waits,
+            [
+                0,
+                SECOND / 5,
+                2 * SECOND / 5,
+                3 * SECOND / 5,
+                4 * SECOND / 5
+            ]
+        );
         let beyond = take(&mut account, &quota, 0, queueing(1, 10 * SECOND));
         assert!(!beyond.allowed, "the next unit belongs to the next window");
-        assert!(matches!(beyond.snapshot, Snapshot::Known { retry_ns: SECOND, remaining: 0, .. }));
+        assert!(matches!(
+            beyond.snapshot,
+            Snapshot::Known {
+                retry_ns: SECOND,
+                remaining: 0,
+                ..
+            }
+        ));
     }
 
     #[test]
@@ -287,35 +327,72 @@ mod tests {
         assert!(look(account.as_ref(), &quota, late, Demand::units(9)).allowed);
         let early = look(account.as_ref(), &quota, SECOND, queueing(6, SECOND));
         assert!(!early.allowed);
-        assert!(matches!(early.snapshot, Snapshot::Known { retry_ns: NEVER, .. }));
+        assert!(matches!(
+            early.snapshot,
+            Snapshot::Known {
+                retry_ns: NEVER,
+                ..
+            }
+        ));
     }
 
     #[test]
     fn a_unit_due_at_the_end_of_the_window_is_lost() {
-        let quota = "10/10ns".parse::<Quota>().expect("a quota").with_algorithm(PACED);
+        let quota = "10/10ns"
+            .parse::<Quota>()
+            .expect("a quota")
+            .with_algorithm(PACED);
         let mut account = None;
         take(&mut account, &quota, 0, Demand::units(1));
         // Nineteen units in ten nanoseconds: the last is due at the tenth.
         let paid = take(&mut account, &quota, 19, Demand::units(10));
-        assert!(matches!(paid.snapshot, Snapshot::Known { remaining: 8, next_ns: 0, .. }));
+        assert!(matches!(
+            paid.snapshot,
+            Snapshot::Known {
+                remaining: 8,
+                next_ns: 0,
+                ..
+            }
+        ));
         let paid = take(&mut account, &quota, 19, Demand::units(7));
-        assert!(matches!(paid.snapshot, Snapshot::Known { remaining: 1, next_ns: 0, .. }));
+        assert!(matches!(
+            paid.snapshot,
+            Snapshot::Known {
+                remaining: 1,
+                next_ns: 0,
+                ..
+            }
+        ));
         let two = take(&mut account, &quota, 19, queueing(2, 100));
         assert!(!two.allowed);
-        assert!(matches!(two.snapshot, Snapshot::Known { remaining: 1, retry_ns: 2, .. }));
+        assert!(matches!(
+            two.snapshot,
+            Snapshot::Known {
+                remaining: 1,
+                retry_ns: 2,
+                ..
+            }
+        ));
         take(&mut account, &quota, 19, Demand::units(1));
         let one = take(&mut account, &quota, 19, queueing(1, 100));
         assert!(!one.allowed);
         assert!(matches!(
             one.snapshot,
-            Snapshot::Known { remaining: 0, retry_ns: 1, next_ns: 1, .. }
+            Snapshot::Known {
+                remaining: 0,
+                retry_ns: 1,
+                next_ns: 1,
+                ..
+            }
         ));
     }
 
     #[test]
     fn a_refund_to_zero_keeps_the_bonus_and_carries_nothing_over() {
-        let quota = Quota::per_second(10)
-            .with_algorithm(Algorithm::FixedWindow { carry_over: 4, paced: false });
+        let quota = Quota::per_second(10).with_algorithm(Algorithm::FixedWindow {
+            carry_over: 4,
+            paced: false,
+        });
         let mut account = Account::new();
         account.take(&quota, 0, Demand::units(7));
         account.take(&quota, SECOND, Demand::units(2));
@@ -326,8 +403,10 @@ mod tests {
 
     #[test]
     fn a_later_refund_does_not_change_the_bonus() {
-        let quota = Quota::per_second(10)
-            .with_algorithm(Algorithm::FixedWindow { carry_over: 4, paced: false });
+        let quota = Quota::per_second(10).with_algorithm(Algorithm::FixedWindow {
+            carry_over: 4,
+            paced: false,
+        });
         let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(8));
         account.adjust(&quota, SECOND, -8);

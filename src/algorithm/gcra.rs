@@ -64,7 +64,11 @@ pub(crate) fn take(
     demand: Demand,
 ) -> (Option<u64>, Evaluation) {
     let (new, evaluation) = take_from(tat(stored, quota, now), quota, now, demand);
-    let new = if evaluation.allowed { new } else { open(stored, quota, now, demand) };
+    let new = if evaluation.allowed {
+        new
+    } else {
+        open(stored, quota, now, demand)
+    };
     (new, evaluation)
 }
 
@@ -79,9 +83,17 @@ pub(crate) fn take_from(
     demand: Demand,
 ) -> (Option<u64>, Evaluation) {
     let fit = fit(tat - now, quota, demand);
-    let reset_ns = tat - now + if fit.allowed { span(quota, demand.cost.into()) } else { 0 };
+    let reset_ns = tat - now
+        + if fit.allowed {
+            span(quota, demand.cost.into())
+        } else {
+            0
+        };
     let new = (fit.allowed && demand.cost > 0).then_some(now + reset_ns);
-    (new, fit.with(|retry_ns| snapshot(reset_ns, quota, retry_ns)))
+    (
+        new,
+        fit.with(|retry_ns| snapshot(reset_ns, quota, retry_ns)),
+    )
 }
 
 /// Returns the result of [`take`] without charging the account.
@@ -103,8 +115,16 @@ fn fit(reset_ns: u64, quota: &Quota, demand: Demand) -> Evaluation {
     }
     let over = (reset_ns + span(quota, need)).saturating_sub(span(quota, quota.limit().into()));
     let soft = span(quota, quota.soft().into());
-    let slack = if quota.soft() > 0 { soft } else { demand.max_wait };
-    if over > slack { Evaluation::denied(over - soft) } else { Evaluation::charged(quota, over) }
+    let slack = if quota.soft() > 0 {
+        soft
+    } else {
+        demand.max_wait
+    };
+    if over > slack {
+        Evaluation::denied(over - soft)
+    } else {
+        Evaluation::charged(quota, over)
+    }
 }
 
 /// Returns the value of a new account when another quota denied the request.
@@ -142,7 +162,10 @@ pub(super) fn adjust(
     // With `initial`, any change creates the account first.
     let opens = units != 0 && retention(quota) > 0 && !is_live;
     let new = (after != before || opens).then_some(after);
-    (new, (snapshot(after - now, quota, 0), units > 0 && after < whole))
+    (
+        new,
+        (snapshot(after - now, quota, 0), units > 0 && after < whole),
+    )
 }
 
 /// Undoes a charge. Units that were refilled since the charge are not added twice.
@@ -177,7 +200,11 @@ pub(super) fn reconstruct(
     }
     let tat = tat(stored, quota, now);
     // A damaged server may report a charge for any headroom.
-    let over = tat.saturating_add(quota.interval_nanos().saturating_mul(demand.headroom.into()));
+    let over = tat.saturating_add(
+        quota
+            .interval_nanos()
+            .saturating_mul(demand.headroom.into()),
+    );
     let over = over.saturating_sub(now + span(quota, quota.limit().into()));
     Evaluation::charged(quota, over).with(|_| snapshot(tat - now, quota, 0))
 }
@@ -191,13 +218,17 @@ pub(super) fn expires_at(tat: u64, quota: &Quota) -> u64 {
 /// Returns the time for which a full account is kept. It is 0 without `initial`.
 #[inline]
 pub(crate) fn retention(quota: &Quota) -> u64 {
-    quota.initial().map_or(0, |_| span(quota, quota.limit().into()))
+    quota
+        .initial()
+        .map_or(0, |_| span(quota, quota.limit().into()))
 }
 
 /// Returns the time until a new account is full.
 #[inline]
 pub(crate) fn initial_reset(quota: &Quota) -> u64 {
-    let missing = quota.initial().map_or(0, |initial| quota.limit().saturating_sub(initial));
+    let missing = quota
+        .initial()
+        .map_or(0, |initial| quota.limit().saturating_sub(initial));
     span(quota, missing.into())
 }
 
@@ -209,14 +240,23 @@ fn is_live(stored: u64, quota: &Quota, now: u64) -> bool {
 /// Returns the TAT of an account, at least `now`.
 #[inline]
 fn tat(stored: u64, quota: &Quota, now: u64) -> u64 {
-    if is_live(stored, quota, now) { stored.max(now) } else { now + initial_reset(quota) }
+    if is_live(stored, quota, now) {
+        stored.max(now)
+    } else {
+        now + initial_reset(quota)
+    }
 }
 
 #[inline]
 fn snapshot(reset_ns: u64, quota: &Quota, retry_ns: u64) -> Snapshot {
     let interval = quota.interval_nanos();
     let limit = quota.limit();
-    Snapshot::Refilling { reset_ns, interval, limit, retry_ns }
+    Snapshot::Refilling {
+        reset_ns,
+        interval,
+        limit,
+        retry_ns,
+    }
 }
 
 /// Returns `true` if a full account can provide `need` units.
@@ -241,26 +281,54 @@ mod tests {
 
     /// Creates the receipt of a charge at 1 000 ns. `end` is the TAT after the charge.
     fn receipt(end: u64, cost: u32) -> Receipt {
-        Receipt { charged: 1_000, at: 1_000, end, cost, units: cost, queued: false }
+        Receipt {
+            charged: 1_000,
+            at: 1_000,
+            end,
+            cost,
+            units: cost,
+            queued: false,
+        }
     }
 
     #[test]
     fn an_undo_keeps_the_charges_of_other_callers() {
         let (mine, now) = (1_000 + 2 * T, 1_000);
         let others = mine + T;
-        assert_eq!(undo(others, &FIVE, now, receipt(mine, 2)), Some(others - 2 * T));
+        assert_eq!(
+            undo(others, &FIVE, now, receipt(mine, 2)),
+            Some(others - 2 * T)
+        );
         let half = undo(others, &FIVE, mine - T, receipt(mine, 2));
         assert_eq!(half, Some(others - T), "half has come back");
-        assert_eq!(undo(others, &FIVE, mine, receipt(mine, 2)), None, "all has come back");
+        assert_eq!(
+            undo(others, &FIVE, mine, receipt(mine, 2)),
+            None,
+            "all has come back"
+        );
     }
 
     #[test]
     fn a_partial_undo_returns_at_most_what_has_not_come_back() {
         let (mine, others) = (1_000 + 4 * T, 1_000 + 5 * T);
-        let part = |units, now| undo(others, &FIVE, now, Receipt { units, ..receipt(mine, 4) });
+        let part = |units, now| {
+            undo(
+                others,
+                &FIVE,
+                now,
+                Receipt {
+                    units,
+                    ..receipt(mine, 4)
+                },
+            )
+        };
         assert_eq!(part(0, 1_000), None);
         assert_eq!(part(3, 1_000), Some(others - 3 * T));
-        assert_eq!(part(3, mine - 3 * T), Some(others - 3 * T), "one has come back");
+        assert_eq!(
+            part(3, mine - 3 * T),
+            Some(others - 3 * T),
+            "one has come back"
+        );
         assert_eq!(part(3, mine - T), Some(others - T), "three have come back");
     }
 
@@ -276,7 +344,10 @@ mod tests {
     #[test]
     fn a_queued_charge_is_undone_only_while_it_is_the_newest() {
         let one = Quota::per_second(5).with_burst(1);
-        let queued = |end| Receipt { queued: true, ..receipt(end, 1) };
+        let queued = |end| Receipt {
+            queued: true,
+            ..receipt(end, 1)
+        };
         let (second, third) = (1_000 + 2 * T, 1_000 + 3 * T);
         assert_eq!(undo(third, &one, 1_000, queued(second)), None);
         assert_eq!(undo(third, &one, 1_000, queued(third)), Some(second));
@@ -286,7 +357,10 @@ mod tests {
     #[test]
     fn a_clock_that_goes_back_does_not_increase_an_undo() {
         let (mine, others) = (1_000 + T, 1_000 + 2 * T);
-        let late = Receipt { at: 1_000 + T / 2, ..receipt(mine, 1) };
+        let late = Receipt {
+            at: 1_000 + T / 2,
+            ..receipt(mine, 1)
+        };
         assert_eq!(undo(others, &FIVE, 1_000, late), Some(others - T / 2));
     }
 
@@ -295,20 +369,59 @@ mod tests {
         const TEN_YEARS: u64 = 315_360_000_000_000_000;
         let slow = Quota::per_day(1).with_burst(3650);
         let now = 1 << 62;
-        let demand = Demand { cost: 3650, headroom: u32::MAX, max_wait: TEN_YEARS };
+        let demand = Demand {
+            cost: 3650,
+            headroom: u32::MAX,
+            max_wait: TEN_YEARS,
+        };
         assert_eq!(take(now, &slow, now, demand).0, None);
-        let (full, _) = take(now, &slow, now, Demand { headroom: 0, ..demand });
+        let (full, _) = take(
+            now,
+            &slow,
+            now,
+            Demand {
+                headroom: 0,
+                ..demand
+            },
+        );
         let full = full.expect("fits");
-        let (queued, evaluation) = take(full, &slow, now, Demand { headroom: 0, ..demand });
-        assert_eq!((queued, evaluation.wait), (Some(now + 2 * TEN_YEARS), TEN_YEARS));
-        assert_eq!(adjust(full, &slow, now, i64::MAX).0, Some(now + 2 * TEN_YEARS));
+        let (queued, evaluation) = take(
+            full,
+            &slow,
+            now,
+            Demand {
+                headroom: 0,
+                ..demand
+            },
+        );
+        assert_eq!(
+            (queued, evaluation.wait),
+            (Some(now + 2 * TEN_YEARS), TEN_YEARS)
+        );
+        assert_eq!(
+            adjust(full, &slow, now, i64::MAX).0,
+            Some(now + 2 * TEN_YEARS)
+        );
         assert_eq!(adjust(full, &slow, now, i64::MIN).0, Some(now));
-        let deep = Quota::per_day(1).with_burst(3650).with_max_debt(3650).with_initial(0);
+        let deep = Quota::per_day(1)
+            .with_burst(3650)
+            .with_max_debt(3650)
+            .with_initial(0);
         let (active, _) = adjust(now, &deep, now, i64::MAX);
         assert_eq!(active, Some(now + 2 * TEN_YEARS));
         let active = active.expect("a debt");
         assert!(
-            !look(active, &deep, now, Demand { cost: 1, headroom: 0, max_wait: TEN_YEARS }).allowed
+            !look(
+                active,
+                &deep,
+                now,
+                Demand {
+                    cost: 1,
+                    headroom: 0,
+                    max_wait: TEN_YEARS
+                }
+            )
+            .allowed
         );
     }
 
@@ -317,7 +430,11 @@ mod tests {
         let one = Quota::per_second(5).with_burst(1);
         let (now, queued) = (1_000, 1_000 + 20 * T);
         assert_eq!(adjust(queued, &one, now, -15).0, Some(now + 5 * T));
-        assert_eq!(adjust(queued, &one, now, 1).0, None, "already beyond twice the limit");
+        assert_eq!(
+            adjust(queued, &one, now, 1).0,
+            None,
+            "already beyond twice the limit"
+        );
     }
 
     #[test]

@@ -41,13 +41,21 @@ pub(crate) struct Demand {
 impl Demand {
     #[inline]
     pub(crate) fn units(cost: u32) -> Self {
-        Self { cost, headroom: 0, max_wait: 0 }
+        Self {
+            cost,
+            headroom: 0,
+            max_wait: 0,
+        }
     }
 
     /// Returns the units that must be available: cost plus headroom. A cost of 0 needs none.
     #[inline]
     pub(crate) fn need(self) -> u64 {
-        if self.cost == 0 { 0 } else { u64::from(self.cost) + u64::from(self.headroom) }
+        if self.cost == 0 {
+            0
+        } else {
+            u64::from(self.cost) + u64::from(self.headroom)
+        }
     }
 }
 
@@ -66,30 +74,49 @@ pub(crate) struct Evaluation {
 impl Evaluation {
     #[inline]
     pub(crate) const fn at_once(overage: bool) -> Self {
-        Self { allowed: true, overage, wait: 0, snapshot: Snapshot::Unknown { retry_ns: 0 } }
+        Self {
+            allowed: true,
+            overage,
+            wait: 0,
+            snapshot: Snapshot::Unknown { retry_ns: 0 },
+        }
     }
 
     #[inline]
     fn queued(wait: u64) -> Self {
-        Self { wait, ..Self::at_once(false) }
+        Self {
+            wait,
+            ..Self::at_once(false)
+        }
     }
 
     #[inline]
     pub(crate) fn denied(retry_ns: u64) -> Self {
-        Self { allowed: false, snapshot: Snapshot::Unknown { retry_ns }, ..Self::at_once(false) }
+        Self {
+            allowed: false,
+            snapshot: Snapshot::Unknown { retry_ns },
+            ..Self::at_once(false)
+        }
     }
 
     /// Creates the result of a charge of the units that were available after the time `over`.
     #[inline]
     fn charged(quota: &Quota, over: u64) -> Self {
         // A quota with soft units does not queue.
-        if quota.soft() > 0 { Self::at_once(over > 0) } else { Self::queued(over) }
+        if quota.soft() > 0 {
+            Self::at_once(over > 0)
+        } else {
+            Self::queued(over)
+        }
     }
 
     /// Adds the state of the account, from the wait of a denial.
     #[inline]
     fn with(self, snapshot: impl FnOnce(u64) -> Snapshot) -> Self {
-        Self { snapshot: snapshot(self.snapshot.retry_ns()), ..self }
+        Self {
+            snapshot: snapshot(self.snapshot.retry_ns()),
+            ..self
+        }
     }
 }
 
@@ -130,10 +157,18 @@ impl Receipt {
         let at = taken.at.saturating_add_signed(skew);
         let waits = taken.wait > 0;
         let (reset_ns, queued) = match *outcome.snapshot() {
-            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
+            Snapshot::Refilling {
+                reset_ns,
+                interval,
+                limit,
+                ..
+            } => {
                 let need =
                     reset_ns.saturating_add(u64::from(demand.headroom).saturating_mul(interval));
-                (reset_ns, waits && need > u64::from(limit).saturating_mul(interval))
+                (
+                    reset_ns,
+                    waits && need > u64::from(limit).saturating_mul(interval),
+                )
             }
             // With headroom, units may remain although the charge queued. Its position is then
             // unknown.
@@ -183,7 +218,11 @@ trait Counter {
     /// Returns the time until more units are available, or 0 if the account is full.
     fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let left = self.remaining(quota, now);
-        if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
+        if left < quota.limit().into() {
+            self.wait(quota, now, left + 1, 0)
+        } else {
+            0
+        }
     }
 
     /// Returns the limit of the time in the queue. A charge that must wait this long or longer is
@@ -209,7 +248,11 @@ trait Counter {
     /// Returns the result of a demand, without the state of the account.
     fn fit(&self, quota: &Quota, now: u64, demand: Demand) -> Evaluation {
         let need = demand.need();
-        let plain = if need > 0 { self.wait(quota, now, need, 0) } else { 0 };
+        let plain = if need > 0 {
+            self.wait(quota, now, need, 0)
+        } else {
+            0
+        };
         let raised = match u64::from(quota.soft()) {
             soft if soft > 0 && plain > 0 => self.wait(quota, now, need, soft),
             _ => plain,
@@ -224,7 +267,8 @@ trait Counter {
     }
 
     fn look(&self, quota: &Quota, now: u64, demand: Demand) -> Evaluation {
-        self.fit(quota, now, demand).with(|retry_ns| self.snapshot(quota, now, retry_ns))
+        self.fit(quota, now, demand)
+            .with(|retry_ns| self.snapshot(quota, now, retry_ns))
     }
 
     fn snapshot(&self, quota: &Quota, now: u64, retry_ns: u64) -> Snapshot {
@@ -278,7 +322,8 @@ impl AccountState {
 
     /// Returns the counter, unless the account is expired.
     fn live(&self, quota: &Quota, now: u64) -> Option<&dyn Counter> {
-        self.counter(quota).filter(|counter| counter.expires_at(quota) > now)
+        self.counter(quota)
+            .filter(|counter| counter.expires_at(quota) > now)
     }
 
     fn counter_mut(&mut self) -> &mut dyn Counter {
@@ -299,7 +344,9 @@ impl AccountState {
     pub(crate) fn expires_at(&self, quota: &Quota) -> u64 {
         match self {
             Self::Gcra(tat) if quota.is_gcra() => gcra::expires_at(*tat, quota),
-            _ => self.counter(quota).map_or(0, |counter| counter.expires_at(quota)),
+            _ => self
+                .counter(quota)
+                .map_or(0, |counter| counter.expires_at(quota)),
         }
     }
 
@@ -342,7 +389,9 @@ fn get_or_open<'a>(
     quota: &Quota,
     now: u64,
 ) -> &'a mut dyn Counter {
-    account.get_or_insert_with(|| AccountState::new(quota, now)).counter_mut()
+    account
+        .get_or_insert_with(|| AccountState::new(quota, now))
+        .counter_mut()
 }
 
 /// Drops an account that is expired, or whose quota now uses another algorithm.
@@ -363,7 +412,9 @@ pub(crate) fn look(
     }
     match account.and_then(|state| state.live(quota, now)) {
         Some(counter) => counter.look(quota, now, demand),
-        None => AccountState::new(quota, now).counter_mut().look(quota, now, demand),
+        None => AccountState::new(quota, now)
+            .counter_mut()
+            .look(quota, now, demand),
     }
 }
 
@@ -382,7 +433,11 @@ pub(crate) fn reconstruct(
         return gcra::reconstruct(tat(account), quota, now, demand, charged);
     }
     if quota.is_concurrent() {
-        let after = if let Some(AccountState::Slots(held)) = account { *held } else { 0 };
+        let after = if let Some(AccountState::Slots(held)) = account {
+            *held
+        } else {
+            0
+        };
         let mut before = after;
         if charged {
             // The requests after it may have been denied because of slots that are left to others.
@@ -393,7 +448,10 @@ pub(crate) fn reconstruct(
         evaluation.snapshot.set_held(after);
         return evaluation;
     }
-    let Some(counter) = account.and_then(|state| state.live(quota, now)).filter(|_| charged) else {
+    let Some(counter) = account
+        .and_then(|state| state.live(quota, now))
+        .filter(|_| charged)
+    else {
         return look(account, quota, now, demand);
     };
     let over = counter.wait(quota, now, demand.headroom.into(), 0);
@@ -491,7 +549,10 @@ pub(crate) fn adjust(
         get_or_open(account, quota, now).refund(quota, now, late);
     }
     drop_expired(account, quota, now);
-    (look(account.as_ref(), quota, now, Demand::units(0)).snapshot, is_cut)
+    (
+        look(account.as_ref(), quota, now, Demand::units(0)).snapshot,
+        is_cut,
+    )
 }
 
 /// Undoes a charge. Units that were refilled since the charge are not added twice.

@@ -83,10 +83,16 @@ impl Buckets {
         let period = quota.period_nanos();
         if quota.algorithm() == Algorithm::SlidingLog {
             // Charges stop counting after exactly one period.
-            return Self { number: period.saturating_sub(1), width: 1 };
+            return Self {
+                number: period.saturating_sub(1),
+                width: 1,
+            };
         }
         let number = u64::from(quota.algorithm().buckets().max(1));
-        Self { number, width: (period / number).max(1) }
+        Self {
+            number,
+            width: (period / number).max(1),
+        }
     }
 
     fn is_same(self, one: u64, other: u64) -> bool {
@@ -105,20 +111,37 @@ impl Buckets {
 impl From<Vec<(u64, u64)>> for Sliding {
     fn from(pairs: Vec<(u64, u64)>) -> Self {
         let total = pairs.iter().map(|(_, units)| units).sum();
-        Self { entries: pairs.into_iter().map(|(at, units)| Entry { at, units }).collect(), total }
+        Self {
+            entries: pairs
+                .into_iter()
+                .map(|(at, units)| Entry { at, units })
+                .collect(),
+            total,
+        }
     }
 }
 
 impl Sliding {
     /// Returns a copy with a single charge: all units, at the newest instant.
     pub(super) fn condensed(&self) -> Self {
-        let all = self.entries.back().map(|newest| Entry { units: self.total, ..*newest });
-        Self { entries: all.into_iter().collect(), total: self.total }
+        let all = self.entries.back().map(|newest| Entry {
+            units: self.total,
+            ..*newest
+        });
+        Self {
+            entries: all.into_iter().collect(),
+            total: self.total,
+        }
     }
 
     /// Removes up to `units` units, newest first, from charges whose instant `matches` accepts.
     fn remove(&mut self, mut units: u64, matches: impl Fn(u64) -> bool) {
-        for charge in self.entries.iter_mut().rev().filter(|charge| matches(charge.at)) {
+        for charge in self
+            .entries
+            .iter_mut()
+            .rev()
+            .filter(|charge| matches(charge.at))
+        {
             let removed = charge.units.min(units);
             charge.units -= removed;
             units -= removed;
@@ -209,11 +232,15 @@ impl Counter for Sliding {
 
     fn undo(&mut self, quota: &Quota, _now: u64, receipt: Receipt) {
         let buckets = Buckets::of(quota);
-        self.remove(receipt.units.into(), |at| buckets.is_same(at, receipt.charged));
+        self.remove(receipt.units.into(), |at| {
+            buckets.is_same(at, receipt.charged)
+        });
     }
 
     fn expires_at(&self, quota: &Quota) -> u64 {
-        self.entries.back().map_or(0, |newest| Buckets::of(quota).expires_at(newest.at))
+        self.entries
+            .back()
+            .map_or(0, |newest| Buckets::of(quota).expires_at(newest.at))
     }
 }
 
@@ -245,7 +272,9 @@ mod tests {
         for step in 0..10_000 {
             take(&mut account, &quota, step * 7_000_000, Demand::units(1));
             take(&mut account, &quota, step * 7_000_000, Demand::units(1));
-            let Some(AccountState::SlidingLog(counter)) = &account else { panic!("{account:?}") };
+            let Some(AccountState::SlidingLog(counter)) = &account else {
+                panic!("{account:?}")
+            };
             most = most.max(counter.entries.len());
         }
         assert_eq!(most, 25);

@@ -34,7 +34,10 @@ impl Account {
         let mut decision = Decision::new(evaluation.allowed, now);
         (decision.overage, decision.wait) = (evaluation.overage, evaluation.wait);
         let outcome = Outcome::with(RuleName::default(), 0, evaluation.snapshot);
-        (evaluation, Receipt::new(&decision, &outcome, demand, None).expect("a snapshot"))
+        (
+            evaluation,
+            Receipt::new(&decision, &outcome, demand, None).expect("a snapshot"),
+        )
     }
 
     pub(super) fn open(&mut self, quota: &Quota, now: u64, demand: Demand) {
@@ -143,12 +146,13 @@ impl QuotaRow {
             "gcra" => Algorithm::Gcra,
             "token_bucket" => Algorithm::TokenBucket,
             "fixed_window" if self.aligned == Some(false) => Algorithm::AnchoredWindow,
-            "fixed_window" => {
-                Algorithm::FixedWindow { carry_over: self.carry_over, paced: self.paced }
-            }
-            "sliding_window" => {
-                Algorithm::SlidingWindow { buckets: self.buckets.expect("buckets") }
-            }
+            "fixed_window" => Algorithm::FixedWindow {
+                carry_over: self.carry_over,
+                paced: self.paced,
+            },
+            "sliding_window" => Algorithm::SlidingWindow {
+                buckets: self.buckets.expect("buckets"),
+            },
             "sliding_log" => Algorithm::SlidingLog,
             other => panic!("no such algorithm: {other}"),
         };
@@ -160,7 +164,9 @@ impl QuotaRow {
         if let Some(initial) = self.initial {
             quota = quota.try_with_initial(initial).expect("an initial level");
         }
-        self.soft.map_or(quota, |soft| quota.try_with_soft(soft).expect("a soft limit"))
+        self.soft.map_or(quota, |soft| {
+            quota.try_with_soft(soft).expect("a soft limit")
+        })
     }
 }
 
@@ -171,13 +177,20 @@ impl OutcomeRow {
             Some(never) if never == "never" => NEVER,
             Some(nanos) => nanos.as_u64().expect("nanoseconds or never"),
         };
-        Row { remaining: self.remaining, full: self.full, next: self.next, retry }
+        Row {
+            remaining: self.remaining,
+            full: self.full,
+            next: self.next,
+            retry,
+        }
     }
 }
 
 /// Reads the cases of a published scenario table.
 fn cases(file: &str) -> Vec<Case> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/scenarios")
+        .join(file);
     let text = std::fs::read_to_string(&path).expect("a table");
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -198,8 +211,10 @@ fn take_all(
 ) -> Vec<Evaluation> {
     let charge = |(account, quota): (&mut Account, _)| account.take(quota, now, demand).0;
     if accounts.len() > 1 {
-        let looks =
-            accounts.iter().zip(quotas).map(|(account, quota)| account.look(quota, now, demand));
+        let looks = accounts
+            .iter()
+            .zip(quotas)
+            .map(|(account, quota)| account.look(quota, now, demand));
         let evaluations: Vec<Evaluation> = looks.collect();
         if !evaluations.iter().all(|it| it.allowed) {
             accounts
@@ -219,10 +234,15 @@ fn play_case(case: &Case) {
         let step_name = format!("{} step {index}", case.name);
         let snapshots: Vec<Snapshot> = if step.op == "settle" {
             let all = accounts.iter_mut().zip(&quotas);
-            all.map(|(account, quota)| account.adjust(quota, step.at, -step.units)).collect()
+            all.map(|(account, quota)| account.adjust(quota, step.at, -step.units))
+                .collect()
         } else {
             let cost = u32::try_from(step.units).expect("a cost");
-            let demand = Demand { cost, headroom: step.headroom, max_wait: case.max_wait };
+            let demand = Demand {
+                cost,
+                headroom: step.headroom,
+                max_wait: case.max_wait,
+            };
             let evaluations = take_all(&mut accounts, &quotas, step.at, demand);
             let allowed = evaluations.iter().all(|it| it.allowed);
             assert_eq!(Some(allowed), step.allowed, "{step_name}: allowed");
@@ -280,14 +300,24 @@ fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
         Algorithm::SlidingLog,
     ];
     for algorithm in algorithms {
-        let quota = Quota::per_minute(5).with_max_debt(2).with_algorithm(algorithm);
+        let quota = Quota::per_minute(5)
+            .with_max_debt(2)
+            .with_algorithm(algorithm);
         let now = 60_000_000_000;
         let mut account = Account::new();
         let is_cut =
             |account: &Account, units| adjust(&mut account.0.clone(), &quota, now, units).1;
-        assert_eq!([7, 8].map(|units| is_cut(&account, units)), [false, true], "{algorithm:?}");
+        assert_eq!(
+            [7, 8].map(|units| is_cut(&account, units)),
+            [false, true],
+            "{algorithm:?}"
+        );
         account.adjust(&quota, now, 4);
-        assert_eq!([3, 4].map(|units| is_cut(&account, units)), [false, true], "{algorithm:?}");
+        assert_eq!(
+            [3, 4].map(|units| is_cut(&account, units)),
+            [false, true],
+            "{algorithm:?}"
+        );
     }
 }
 
@@ -295,13 +325,29 @@ fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
 #[cfg(feature = "redis")]
 #[test]
 fn a_receipt_is_by_the_clock_of_its_account() {
-    let numbers = Snapshot::Known { remaining: 1, limit: 5, reset_ns: 9, next_ns: 9, retry_ns: 0 };
-    for (ahead, by_own_clock) in [(2_000_000, 12_000_000), (-3_000_000, 7_000_000), (0, 10_000_000)]
-    {
-        let decision = Decision { charged_at: 9_000_000, ..Decision::new(true, 10_000_000) };
+    let numbers = Snapshot::Known {
+        remaining: 1,
+        limit: 5,
+        reset_ns: 9,
+        next_ns: 9,
+        retry_ns: 0,
+    };
+    for (ahead, by_own_clock) in [
+        (2_000_000, 12_000_000),
+        (-3_000_000, 7_000_000),
+        (0, 10_000_000),
+    ] {
+        let decision = Decision {
+            charged_at: 9_000_000,
+            ..Decision::new(true, 10_000_000)
+        };
         let outcome = Outcome::with(RuleName::default(), 0, numbers).by_clock(ahead);
         let receipt = Receipt::new(&decision, &outcome, Demand::units(1), None).expect("numbers");
         let charged = by_own_clock - 1_000_000;
-        assert_eq!((receipt.at, receipt.charged), (by_own_clock, charged), "{ahead}");
+        assert_eq!(
+            (receipt.at, receipt.charged),
+            (by_own_clock, charged),
+            "{ahead}"
+        );
     }
 }

@@ -58,21 +58,30 @@ pub(crate) struct TokenBucket {
 impl TokenBucket {
     pub(super) fn new(quota: &Quota, now: u64) -> Self {
         let tokens = quota.initial().unwrap_or(quota.limit());
-        Self { tokens: tokens.into(), anchor: now, opened: now }
+        Self {
+            tokens: tokens.into(),
+            anchor: now,
+            opened: now,
+        }
     }
 
     /// Returns the instant at which the account has `tokens` tokens. `tokens` is at most the burst.
     fn reached_at(&self, quota: &Quota, tokens: i64) -> u64 {
         let missing = tokens.saturating_sub(self.tokens).max(0).unsigned_abs();
         let refills = missing.div_ceil(refill(quota));
-        self.anchor.saturating_add(refills.saturating_mul(quota.period_nanos()))
+        self.anchor
+            .saturating_add(refills.saturating_mul(quota.period_nanos()))
     }
 
     /// Returns the bucket at `now`, with all refills.
     fn at(self, quota: &Quota, now: u64) -> Self {
         let full = self.reached_at(quota, burst(quota));
         if full <= now || self.tokens >= burst(quota) {
-            return Self { tokens: burst(quota), anchor: full, ..self };
+            return Self {
+                tokens: burst(quota),
+                anchor: full,
+                ..self
+            };
         }
         let refills = now.saturating_sub(self.anchor) / quota.period_nanos();
         Self {
@@ -97,11 +106,17 @@ impl Counter for TokenBucket {
             return NEVER;
         }
         let tokens = need.cast_signed() - soft.cast_signed();
-        if tokens <= self.tokens { 0 } else { self.reached_at(quota, tokens).saturating_sub(now) }
+        if tokens <= self.tokens {
+            0
+        } else {
+            self.reached_at(quota, tokens).saturating_sub(now)
+        }
     }
 
     fn late_room(&self, quota: &Quota, now: u64) -> u64 {
-        (self.at(quota, now).tokens + i64::from(quota.max_debt_units())).max(0).unsigned_abs()
+        (self.at(quota, now).tokens + i64::from(quota.max_debt_units()))
+            .max(0)
+            .unsigned_abs()
     }
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64) {
@@ -125,7 +140,9 @@ impl Counter for TokenBucket {
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         if receipt.charged >= self.opened {
             let since = self.at(quota, now).anchor.saturating_sub(receipt.charged);
-            let refilled = since.div_ceil(quota.period_nanos()).saturating_mul(refill(quota));
+            let refilled = since
+                .div_ceil(quota.period_nanos())
+                .saturating_mul(refill(quota));
             let held = u64::from(receipt.cost).saturating_sub(refilled);
             self.refund(quota, now, held.min(receipt.units.into()));
         }
@@ -133,8 +150,11 @@ impl Counter for TokenBucket {
 
     fn expires_at(&self, quota: &Quota) -> u64 {
         let refills = u64::from(quota.limit()).div_ceil(refill(quota));
-        let retention = quota.initial().map_or(0, |_| refills * quota.period_nanos());
-        self.reached_at(quota, burst(quota)).saturating_add(retention)
+        let retention = quota
+            .initial()
+            .map_or(0, |_| refills * quota.period_nanos());
+        self.reached_at(quota, burst(quota))
+            .saturating_add(retention)
     }
 }
 
@@ -158,7 +178,9 @@ mod tests {
 
     #[test]
     fn refilled_tokens_are_not_returned_a_second_time() {
-        let quota = Quota::per_second(3).with_burst(10).with_algorithm(Algorithm::TokenBucket);
+        let quota = Quota::per_second(3)
+            .with_burst(10)
+            .with_algorithm(Algorithm::TokenBucket);
         let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(5));
         account.take(&quota, SECOND, Demand::units(8));
@@ -169,7 +191,9 @@ mod tests {
 
     #[test]
     fn a_partial_undo_returns_at_most_the_tokens_that_were_not_refilled() {
-        let quota = Quota::per_second(3).with_burst(10).with_algorithm(Algorithm::TokenBucket);
+        let quota = Quota::per_second(3)
+            .with_burst(10)
+            .with_algorithm(Algorithm::TokenBucket);
         let after = |units| {
             let mut account = Account::new();
             let (_, mine) = account.take(&quota, 0, Demand::units(5));
@@ -182,7 +206,9 @@ mod tests {
 
     #[test]
     fn a_receipt_from_before_the_bucket_was_full_is_void() {
-        let quota = Quota::per_second(3).with_burst(10).with_algorithm(Algorithm::TokenBucket);
+        let quota = Quota::per_second(3)
+            .with_burst(10)
+            .with_algorithm(Algorithm::TokenBucket);
         let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(3));
         account.take(&quota, SECOND, Demand::units(5));

@@ -96,7 +96,9 @@ impl Decision {
 impl Cause {
     /// Returns the cause of a rejection, which has no decision without a usable key.
     pub(crate) fn of_rejection(decision: Option<&Decision>) -> Self {
-        let Some(decision) = decision else { return Self::Unkeyed };
+        let Some(decision) = decision else {
+            return Self::Unkeyed;
+        };
         let cause = decision.cause();
         if cause.is_unavailable() || cause == Self::Overload {
             return cause;
@@ -222,7 +224,9 @@ mod tests {
     ];
 
     fn outcome(limit: u32, wait: Option<Duration>) -> Outcome {
-        Outcome::full(RuleName::default(), 0, limit).with_remaining(0).with_retry_after(wait)
+        Outcome::full(RuleName::default(), 0, limit)
+            .with_remaining(0)
+            .with_retry_after(wait)
     }
 
     fn row(cause: Cause) -> String {
@@ -243,7 +247,12 @@ mod tests {
 
     #[test]
     fn each_cause_has_one_reading() {
-        let rejected = [Cause::Unkeyed, Cause::TooCostly, Cause::QuotaBlocked, Cause::KeyBlocked];
+        let rejected = [
+            Cause::Unkeyed,
+            Cause::TooCostly,
+            Cause::QuotaBlocked,
+            Cause::KeyBlocked,
+        ];
         let mut causes = Vec::from(rejected);
         causes.extend(SOURCES.map(Source::cause));
         causes.dedup();
@@ -274,14 +283,26 @@ mod tests {
         let second = Some(Duration::from_secs(1));
         for source in SOURCES {
             let of = |limit, wait| {
-                Decision::deny().with_source(source).with_outcome(outcome(limit, wait))
+                Decision::deny()
+                    .with_source(source)
+                    .with_outcome(outcome(limit, wait))
             };
-            let found = [of(5, second), of(5, None), of(0, None), of(5, second).with_blocked()]
-                .map(|denial| Cause::of_rejection(Some(&denial)));
+            let found = [
+                of(5, second),
+                of(5, None),
+                of(0, None),
+                of(5, second).with_blocked(),
+            ]
+            .map(|denial| Cause::of_rejection(Some(&denial)));
             let cause = source.cause();
             let expected = match cause {
                 Cause::Overload | Cause::FailedClosed | Cause::Busy => [cause; 4],
-                _ => [Cause::Quota, Cause::TooCostly, Cause::QuotaBlocked, Cause::KeyBlocked],
+                _ => [
+                    Cause::Quota,
+                    Cause::TooCostly,
+                    Cause::QuotaBlocked,
+                    Cause::KeyBlocked,
+                ],
             };
             assert_eq!(found, expected, "{source:?}");
         }

@@ -78,14 +78,20 @@ pub struct Decision {
 impl Decision {
     /// Creates a decision that allows the request.
     pub fn allow() -> Self {
-        Self { at: NO_INSTANT, ..Self::new(true, 0) }
+        Self {
+            at: NO_INSTANT,
+            ..Self::new(true, 0)
+        }
     }
 
     /// Creates a decision that denies the request.
     ///
     /// A denial without outcomes has an unknown wait: clients decide when to retry.
     pub fn deny() -> Self {
-        Self { allowed: false, ..Self::allow() }
+        Self {
+            allowed: false,
+            ..Self::allow()
+        }
     }
 
     /// Adds the outcome of one quota.
@@ -156,7 +162,10 @@ impl Decision {
     /// Panics if the decision is a denial.
     #[track_caller]
     pub fn with_overage(mut self) -> Self {
-        assert!(self.allowed, "a denied decision cannot be an overage; start at `Decision::allow`");
+        assert!(
+            self.allowed,
+            "a denied decision cannot be an overage; start at `Decision::allow`"
+        );
         self.overage = true;
         self
     }
@@ -170,7 +179,10 @@ impl Decision {
     /// Panics if the decision is a denial.
     #[track_caller]
     pub fn with_slot(mut self, free: impl FnOnce() + Send + 'static) -> Self {
-        assert!(self.allowed, "a denied decision cannot hold a slot; start at `Decision::allow`");
+        assert!(
+            self.allowed,
+            "a denied decision cannot hold a slot; start at `Decision::allow`"
+        );
         self.hold(Hold::on_free(free));
         self
     }
@@ -206,7 +218,10 @@ impl Decision {
     /// Panics if the decision is allowed.
     #[track_caller]
     pub fn with_blocked(mut self) -> Self {
-        assert!(!self.allowed, "an allowed decision cannot be blocked; start at `Decision::deny`");
+        assert!(
+            !self.allowed,
+            "an allowed decision cannot be blocked; start at `Decision::deny`"
+        );
         self.blocked = true;
         self
     }
@@ -300,14 +315,20 @@ impl Decision {
 
     /// Returns the outcome of the decisive quota among some quotas.
     pub(crate) fn binding_among(&self, some: impl Fn(&Outcome) -> bool) -> Option<&Outcome> {
-        let deciding =
-            self.outcomes.iter().filter(|outcome| outcome.is_deciding() && some(outcome));
+        let deciding = self
+            .outcomes
+            .iter()
+            .filter(|outcome| outcome.is_deciding() && some(outcome));
         if self.allowed {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {
             // Picks the first of equal outcomes, as `min_by_key` does.
             let wait = |outcome: &&Outcome| {
-                (outcome.retry_ns() == NEVER, outcome.is_denied(), outcome.retry_after())
+                (
+                    outcome.retry_ns() == NEVER,
+                    outcome.is_denied(),
+                    outcome.retry_after(),
+                )
             };
             deciding.rev().max_by_key(wait)
         }
@@ -321,7 +342,11 @@ impl Decision {
 
     /// Returns the smallest number of units left under any quota.
     pub(crate) fn min_remaining(&self) -> u32 {
-        self.outcomes.iter().map(Outcome::remaining).min().unwrap_or(0)
+        self.outcomes
+            .iter()
+            .map(Outcome::remaining)
+            .min()
+            .unwrap_or(0)
     }
 
     /// Returns the shortest wait until an identical request would be allowed, to report to a denied
@@ -342,7 +367,11 @@ impl Decision {
     #[must_use]
     #[inline]
     pub fn retry_after(&self) -> Option<Duration> {
-        if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }
+        if self.allowed {
+            Some(Duration::ZERO)
+        } else {
+            self.binding()?.retry_after()
+        }
     }
 
     /// Returns [`retry_after`](Decision::retry_after), or `None` if a quota can only estimate it.
@@ -358,7 +387,10 @@ impl Decision {
     /// was passed over.
     pub(crate) fn charged(&self, rule: RuleName) -> bool {
         let unpaid = |o: &Outcome| o.is_passed_over() || o.is_report_only() && o.is_denied();
-        !self.outcomes.iter().any(|outcome| outcome.rule() == rule && unpaid(outcome))
+        !self
+            .outcomes
+            .iter()
+            .any(|outcome| outcome.rule() == rule && unpaid(outcome))
     }
 
     /// Creates a decision without outcomes.
@@ -395,7 +427,10 @@ impl Decision {
         let wait = std::mem::take(&mut self.wait);
         self.allowed = false;
         self.slot = None;
-        let deciding = self.outcomes.iter_mut().filter(|outcome| outcome.is_deciding());
+        let deciding = self
+            .outcomes
+            .iter_mut()
+            .filter(|outcome| outcome.is_deciding());
         if let Some(outcome) = deciding.min_by_key(|outcome| outcome.remaining()) {
             outcome.set_retry_ns(wait);
         }
@@ -413,8 +448,13 @@ impl Decision {
         let outcomes = quotas.map(|quota| {
             let mut known = self.outcomes.iter().filter(|outcome| own(outcome) == quota);
             let one = known.next().filter(|_| known.next().is_none());
-            one.copied().unwrap_or_else(|| Outcome::unknown(quota.0, quota.1, Some(Duration::ZERO)))
+            one.copied()
+                .unwrap_or_else(|| Outcome::unknown(quota.0, quota.1, Some(Duration::ZERO)))
         });
-        Self { outcomes: outcomes.collect(), slot: None, ..*self }
+        Self {
+            outcomes: outcomes.collect(),
+            slot: None,
+            ..*self
+        }
     }
 }

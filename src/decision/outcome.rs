@@ -46,9 +46,7 @@ pub(crate) enum Snapshot {
         free_in_ns: u64,
     },
     /// The state of a quota whose store does not report the units left.
-    Unknown {
-        retry_ns: u64,
-    },
+    Unknown { retry_ns: u64 },
 }
 
 impl Snapshot {
@@ -117,8 +115,13 @@ impl Outcome {
     /// assert_eq!((denied.limit(), denied.remaining()), (6, 0));
     /// ```
     pub fn full(rule: RuleName, quota_index: usize, limit: u32) -> Self {
-        let snapshot =
-            Snapshot::Known { limit, remaining: limit, reset_ns: 0, next_ns: 0, retry_ns: 0 };
+        let snapshot = Snapshot::Known {
+            limit,
+            remaining: limit,
+            reset_ns: 0,
+            next_ns: 0,
+            retry_ns: 0,
+        };
         Self::with(rule, quota_index, snapshot)
     }
 
@@ -136,12 +139,24 @@ impl Outcome {
     /// assert!(denied.is_estimated());
     /// ```
     pub fn slots(rule: RuleName, quota_index: usize, limit: u32, held: u64) -> Self {
-        Self::with(rule, quota_index, Snapshot::Slots { limit, held, retry_ns: 0, free_in_ns: 0 })
+        Self::with(
+            rule,
+            quota_index,
+            Snapshot::Slots {
+                limit,
+                held,
+                retry_ns: 0,
+                free_in_ns: 0,
+            },
+        )
     }
 
     /// Sets the number of whole units left, at most the limit.
     pub fn with_remaining(mut self, units: u32) -> Self {
-        if let Snapshot::Known { limit, remaining, .. } = &mut self.snapshot {
+        if let Snapshot::Known {
+            limit, remaining, ..
+        } = &mut self.snapshot
+        {
             *remaining = units.min(*limit);
         }
         self
@@ -190,17 +205,25 @@ impl Outcome {
         Self::with(
             rule,
             quota_index,
-            Snapshot::Unknown { retry_ns: retry_after.map_or(NEVER, nanos) },
+            Snapshot::Unknown {
+                retry_ns: retry_after.map_or(NEVER, nanos),
+            },
         )
     }
 
     /// Creates the outcome of a blocked key. `left` is the remaining time of the block.
     pub(crate) fn block(rule: RuleName, limit: u32, left: Duration) -> Self {
         let exhausted = Self::full(rule, 0, limit).with_remaining(0);
-        exhausted.with_reset_after(left).with_next_after(left).with_retry_after(Some(left))
+        exhausted
+            .with_reset_after(left)
+            .with_next_after(left)
+            .with_retry_after(Some(left))
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a rule has at most 255 quotas"
+    )]
     pub(crate) fn with(rule: RuleName, quota_index: usize, snapshot: Snapshot) -> Self {
         Self {
             rule,
@@ -304,7 +327,12 @@ impl Outcome {
     /// Returns the units left, or a negative number if the account is in debt.
     pub(crate) fn left(&self) -> i64 {
         match self.snapshot {
-            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
+            Snapshot::Refilling {
+                reset_ns,
+                interval,
+                limit,
+                ..
+            } => {
                 // Used units are rounded up to whole units.
                 i64::from(limit) - reset_ns.div_ceil(interval).cast_signed()
             }
@@ -329,12 +357,19 @@ impl Outcome {
     /// Returns the units left and the nanoseconds until the next unit.
     pub(crate) fn remaining_and_next(&self) -> (u32, u64) {
         match self.snapshot {
-            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
+            Snapshot::Refilling {
+                reset_ns,
+                interval,
+                limit,
+                ..
+            } => {
                 let remaining = self.remaining();
                 let more = u64::from(limit - remaining).saturating_sub(1);
                 (remaining, reset_ns.saturating_sub(more * interval))
             }
-            Snapshot::Known { remaining, next_ns, .. } => (remaining, next_ns),
+            Snapshot::Known {
+                remaining, next_ns, ..
+            } => (remaining, next_ns),
             Snapshot::Slots { .. } => (self.remaining(), 0),
             Snapshot::Unknown { .. } => (0, 0),
         }
@@ -349,9 +384,11 @@ impl Outcome {
     #[inline]
     pub fn retry_after(&self) -> Option<Duration> {
         match self.snapshot {
-            Snapshot::Slots { retry_ns: UNKNOWN_WAIT, free_in_ns, .. } => {
-                Some(Duration::from_nanos(free_in_ns).max(Duration::from_secs(1)))
-            }
+            Snapshot::Slots {
+                retry_ns: UNKNOWN_WAIT,
+                free_in_ns,
+                ..
+            } => Some(Duration::from_nanos(free_in_ns).max(Duration::from_secs(1))),
             _ => self.exact_retry_after(),
         }
     }
@@ -408,15 +445,27 @@ impl Outcome {
 
     /// Returns the outcome as of `age` nanoseconds later, if nothing else is charged until then.
     pub(crate) fn aged(mut self, age: u64) -> Self {
-        let left =
-            |nanos: u64| if nanos >= UNKNOWN_WAIT { nanos } else { nanos.saturating_sub(age) };
+        let left = |nanos: u64| {
+            if nanos >= UNKNOWN_WAIT {
+                nanos
+            } else {
+                nanos.saturating_sub(age)
+            }
+        };
         // Units that have not come back stay at least a nanosecond away.
         let coming = |nanos: u64| left(nanos).max(nanos.min(1));
         match &mut self.snapshot {
-            Snapshot::Refilling { reset_ns, retry_ns, .. } => {
+            Snapshot::Refilling {
+                reset_ns, retry_ns, ..
+            } => {
                 (*reset_ns, *retry_ns) = (reset_ns.saturating_sub(age), left(*retry_ns));
             }
-            Snapshot::Known { reset_ns, next_ns, retry_ns, .. } => {
+            Snapshot::Known {
+                reset_ns,
+                next_ns,
+                retry_ns,
+                ..
+            } => {
                 (*reset_ns, *next_ns, *retry_ns) =
                     (coming(*reset_ns), coming(*next_ns), left(*retry_ns));
             }
@@ -437,5 +486,7 @@ impl Outcome {
 }
 
 fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(UNKNOWN_WAIT).min(UNKNOWN_WAIT - 1)
+    u64::try_from(time.as_nanos())
+        .unwrap_or(UNKNOWN_WAIT)
+        .min(UNKNOWN_WAIT - 1)
 }

@@ -47,7 +47,16 @@ impl Hold {
         let freed = AtomicBool::new(false);
         let loss = None;
         let next = None;
-        Self { counted_by, id, epoch, units, until_head, freed, loss, next }
+        Self {
+            counted_by,
+            id,
+            epoch,
+            units,
+            until_head,
+            freed,
+            loss,
+            next,
+        }
     }
 
     /// Creates a hold that calls `free` once.
@@ -151,7 +160,10 @@ pub struct Slot {
 impl Clone for Slot {
     fn clone(&self) -> Self {
         let shared = self.shared.get_or_init(|| Arc::new(self.own.hand_over()));
-        Self { own: self.own.hand_over(), shared: shared.clone().into() }
+        Self {
+            own: self.own.hand_over(),
+            shared: shared.clone().into(),
+        }
     }
 }
 
@@ -178,8 +190,14 @@ impl Slot {
         let signals = self.holds().filter_map(|hold| hold.loss.as_deref());
         let mut signals: Vec<_> = signals.map(|signal| Box::pin(signal.acquire())).collect();
         poll_fn(|cx| {
-            let is_raised = signals.iter_mut().any(|signal| signal.as_mut().poll(cx).is_ready());
-            if is_raised { Poll::Ready(()) } else { Poll::Pending }
+            let is_raised = signals
+                .iter_mut()
+                .any(|signal| signal.as_mut().poll(cx).is_ready());
+            if is_raised {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
         })
         .await;
     }
@@ -187,9 +205,13 @@ impl Slot {
     /// Adds a hold to those of other accounts.
     #[inline(always)]
     pub(super) fn add(slot: &mut Option<Self>, mut own: Hold) {
-        own.next =
-            slot.take().map(|held| held.shared.into_inner().unwrap_or_else(|| held.own.into()));
-        *slot = Some(Self { own, shared: OnceLock::new() });
+        own.next = slot
+            .take()
+            .map(|held| held.shared.into_inner().unwrap_or_else(|| held.own.into()));
+        *slot = Some(Self {
+            own,
+            shared: OnceLock::new(),
+        });
     }
 
     /// Records that the request holds the slots from now on.
@@ -201,7 +223,9 @@ impl Slot {
     /// Frees the slots of [adaptive](crate::rule::Adaptive) limits, when the head of the response is
     /// ready.
     pub(crate) fn end_head(&mut self) {
-        self.holds().filter(|hold| hold.until_head).for_each(Hold::free);
+        self.holds()
+            .filter(|hold| hold.until_head)
+            .for_each(Hold::free);
     }
 
     fn holds(&self) -> impl Iterator<Item = &Hold> {

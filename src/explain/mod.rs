@@ -136,7 +136,10 @@ impl Explanation {
         Self::look_at(store, Candidates::from(charges).into())
     }
 
-    #[expect(clippy::manual_async_fn, reason = "declares that the future can be sent")]
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "declares that the future can be sent"
+    )]
     pub(crate) fn look_at<S: Store + Sync>(
         store: &S,
         charges: OwnedCandidates,
@@ -149,8 +152,14 @@ impl Explanation {
 
     pub(crate) fn new(decision: Result<Decision, Bypass>, is_dry_run: bool) -> Self {
         let quota_reports = Vec::new();
-        Self { decision, quota_reports, is_dry_run, allowed_because: None, secret: None }
-            .charges(&[])
+        Self {
+            decision,
+            quota_reports,
+            is_dry_run,
+            allowed_because: None,
+            secret: None,
+        }
+        .charges(&[])
     }
 
     /// Adds quotas, costs and keys from the charges.
@@ -185,7 +194,10 @@ impl Explanation {
 
     /// Prints keys as [fingerprints](crate::fingerprint::Fingerprint).
     pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
-        Self { secret: Some(secret.into()), ..self }
+        Self {
+            secret: Some(secret.into()),
+            ..self
+        }
     }
 
     /// Returns `true` if the request is allowed, or would be allowed.
@@ -199,7 +211,13 @@ impl Explanation {
     }
     /// Writes the rule, the quota, the key and the cost.
     fn write_charge(&self, f: &mut fmt::Formatter<'_>, report: &QuotaReport) -> fmt::Result {
-        let QuotaReport { outcome, quota, key, cost, headroom } = report;
+        let QuotaReport {
+            outcome,
+            quota,
+            key,
+            cost,
+            headroom,
+        } = report;
         write!(f, "  rule {:?}", outcome.rule())?;
         if outcome.quota_index() > 0 {
             write!(f, ", quota {}", outcome.quota_index() + 1)?;
@@ -207,8 +225,16 @@ impl Explanation {
         if let Some(quota) = quota {
             write!(f, " ({quota}, {})", quota.algorithm())?;
         }
-        f.write_str(if outcome.is_report_only() { ", report-only" } else { "" })?;
-        f.write_str(if outcome.is_passed_over() { ", passed over" } else { "" })?;
+        f.write_str(if outcome.is_report_only() {
+            ", report-only"
+        } else {
+            ""
+        })?;
+        f.write_str(if outcome.is_passed_over() {
+            ", passed over"
+        } else {
+            ""
+        })?;
         match (key, &self.secret) {
             (Some(key), Some(secret)) => write!(f, ", key {}", key.fingerprint(secret))?,
             (Some(key), None) => write!(f, ", {key:?}")?,
@@ -231,7 +257,10 @@ fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
     let mut reports = Vec::new();
     for (at, outcome) in decision.outcomes().iter().enumerate() {
         // Several charges may have the same rule.
-        let found = all.clone().nth(at).filter(|charged| is_of(outcome, charged));
+        let found = all
+            .clone()
+            .nth(at)
+            .filter(|charged| is_of(outcome, charged));
         let found = found.or_else(|| all.clone().find(|charged| is_of(outcome, charged)));
         reports.push(QuotaReport {
             outcome: *outcome,
@@ -259,7 +288,9 @@ impl fmt::Display for Explanation {
             Some(why) => writeln!(f, "; allowed anyway: {why}")?,
             None => writeln!(f)?,
         }
-        let Ok(decision) = &self.decision else { return Ok(()) };
+        let Ok(decision) = &self.decision else {
+            return Ok(());
+        };
         self.quota_reports.iter().try_for_each(|report| {
             self.write_charge(f, report)?;
             write_state(f, &report.outcome)?;
@@ -271,7 +302,11 @@ impl fmt::Display for Explanation {
 
 /// Writes whether the request was allowed, and why.
 fn summarize(f: &mut fmt::Formatter<'_>, decision: &Decision) -> fmt::Result {
-    f.write_str(if decision.is_allowed() { "allowed" } else { "denied" })?;
+    f.write_str(if decision.is_allowed() {
+        "allowed"
+    } else {
+        "denied"
+    })?;
     match decision.cause() {
         Cause::FailedOpen => return f.write_str(", uncharged: the store failed open"),
         Cause::FailedClosed => f.write_str(": the store failed closed")?,
@@ -320,8 +355,13 @@ fn write_state(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt::Result {
     } else {
         f.write_str(": the units left are unknown")?;
     }
-    outcome.held().map_or(Ok(()), |held| write!(f, ", {held} held"))?;
-    let times = [("next", outcome.next_after()), ("full", outcome.reset_after())];
+    outcome
+        .held()
+        .map_or(Ok(()), |held| write!(f, ", {held} held"))?;
+    let times = [
+        ("next", outcome.next_after()),
+        ("full", outcome.reset_after()),
+    ];
     let mut times = times.iter().filter(|(_, time)| !time.is_zero());
     times.try_for_each(|(what, time)| write!(f, ", {what} in {time:?}"))
 }
@@ -330,7 +370,11 @@ fn write_denial(f: &mut fmt::Formatter<'_>, outcome: &Outcome, is_allowed: bool)
     if !outcome.is_denied() {
         return Ok(());
     }
-    f.write_str(if is_allowed { "; would be denied" } else { "; denied" })?;
+    f.write_str(if is_allowed {
+        "; would be denied"
+    } else {
+        "; denied"
+    })?;
     match outcome.exact_retry_after() {
         Some(wait) => write!(f, " for {wait:?}"),
         None if outcome.is_estimated() => f.write_str(" until another request ends"),

@@ -120,8 +120,16 @@ pub mod login {
 
 pub mod production {
     #![doc = include_str!("production.md")]
-    #![cfg_attr(all(feature = "admin", feature = "metrics"), doc = "", doc = "```no_run")]
-    #![cfg_attr(not(all(feature = "admin", feature = "metrics")), doc = "", doc = "```text")]
+    #![cfg_attr(
+        all(feature = "admin", feature = "metrics"),
+        doc = "",
+        doc = "```no_run"
+    )]
+    #![cfg_attr(
+        not(all(feature = "admin", feature = "metrics")),
+        doc = "",
+        doc = "```text"
+    )]
     #![doc = include_str!("../../examples/production.rs")]
     #![doc = "```"]
     #![cfg_attr(not(all(feature = "metrics", feature = "redis")), doc = "", doc = include_str!("without.md"))]

@@ -47,8 +47,11 @@ pub(super) struct Item {
 }
 
 /// The starts of the names of limit, remaining and reset fields. The name of the unit follows.
-pub(super) const UNIT_FIELDS: [&str; 3] =
-    ["x-ratelimit-limit-", "x-ratelimit-remaining-", "x-ratelimit-reset-"];
+pub(super) const UNIT_FIELDS: [&str; 3] = [
+    "x-ratelimit-limit-",
+    "x-ratelimit-remaining-",
+    "x-ratelimit-reset-",
+];
 
 /// Returns the fields of the unit of a rate, unless its name cannot be part of a field name.
 fn unit_fields(quota: &Quota) -> Option<[HeaderName; 3]> {
@@ -65,9 +68,18 @@ fn unit_fields(quota: &Quota) -> Option<[HeaderName; 3]> {
 fn policy_text(quota: &Quota, name: Option<&String>) -> String {
     let limit = quota.limit();
     let window = window(quota);
-    let w = if window == 0 { String::new() } else { format!(";w={window}") };
-    let Some(name) = name else { return format!("{limit}{w}") };
-    let unit = quota.unit().map(|unit| format!(";qu=\"{unit}\"")).unwrap_or_default();
+    let w = if window == 0 {
+        String::new()
+    } else {
+        format!(";w={window}")
+    };
+    let Some(name) = name else {
+        return format!("{limit}{w}");
+    };
+    let unit = quota
+        .unit()
+        .map(|unit| format!(";qu=\"{unit}\""))
+        .unwrap_or_default();
     format!("{name};q={limit}{unit}{w}")
 }
 
@@ -87,7 +99,11 @@ impl Item {
     }
 
     fn new(
-        RuleQuotas { rule, quotas, is_reporting }: RuleQuotas<'_>,
+        RuleQuotas {
+            rule,
+            quotas,
+            is_reporting,
+        }: RuleQuotas<'_>,
         place: usize,
         family: Headers,
     ) -> Self {
@@ -108,7 +124,11 @@ impl Item {
             name,
             limit,
             is_reporting,
-            prefix: if is_listed { format!("{quoted};r=") } else { String::new() },
+            prefix: if is_listed {
+                format!("{quoted};r=")
+            } else {
+                String::new()
+            },
             policy: HeaderValue::try_from(policy).ok().filter(|_| is_policy),
             window,
             unregistered_unit,
@@ -119,10 +139,15 @@ impl Item {
 
     /// Adds the partition key of the charge.
     pub(super) fn set_partition_key(&mut self, charges: &[Charge<'_>], secret: &FingerprintKey) {
-        let Some(charge) = Charge::find(charges, self.rule) else { return };
+        let Some(charge) = Charge::find(charges, self.rule) else {
+            return;
+        };
         let key = charge.key.fingerprint(secret).0.to_be_bytes();
         let pk = format!(";pk=:{}:", STANDARD.encode(key));
-        let policy = self.policy.as_ref().map(|policy| [policy.as_bytes(), pk.as_bytes()].concat());
+        let policy = self
+            .policy
+            .as_ref()
+            .map(|policy| [policy.as_bytes(), pk.as_bytes()].concat());
         self.policy = policy.and_then(|policy| HeaderValue::try_from(policy).ok());
         self.pk = Some(pk);
     }
@@ -150,6 +175,8 @@ fn window(quota: &Quota) -> u64 {
         return 0;
     }
     let nanos = quota.period().as_nanos() * u128::from(quota.limit());
-    let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);
+    let refill = nanos
+        .div_ceil(quota.units().max(1).into())
+        .div_ceil(1_000_000_000);
     u64::try_from(refill).unwrap_or(u64::MAX).max(1)
 }

@@ -43,7 +43,9 @@ impl Lines {
     /// [module](super) documents existing fields.
     #[inline(always)]
     pub(crate) fn write(self, headers: &mut HeaderMap) {
-        let Fields { family, overage, .. } = *self.0;
+        let Fields {
+            family, overage, ..
+        } = *self.0;
         if headers.capacity() == 0 {
             self.replace(headers);
         } else {
@@ -73,7 +75,11 @@ impl Fields {
             return self.add_by_unit(headers);
         }
         let is_list = self.family == Headers::RateLimit;
-        let left = if is_list { None } else { left_inside(self.family, headers) };
+        let left = if is_list {
+            None
+        } else {
+            left_inside(self.family, headers)
+        };
         if left.is_some_and(|left| left <= self.remaining.into()) {
             return;
         }
@@ -103,7 +109,9 @@ impl Fields {
                 continue;
             }
             for field in UNIT_FIELDS {
-                let Ok(name) = HeaderName::try_from(format!("{field}{unit}")) else { continue };
+                let Ok(name) = HeaderName::try_from(format!("{field}{unit}")) else {
+                    continue;
+                };
                 if let Some(value) = self.map.get(&name) {
                     headers.insert(name, value.clone());
                 }
@@ -149,7 +157,9 @@ pub(super) fn time_text(time: Duration) -> String {
 
 /// Returns the wait in whole seconds, at least 1, because clients retry immediately on 0.
 pub(crate) fn retry_seconds(wait: Duration) -> u64 {
-    let seconds = wait.as_secs().saturating_add((wait.subsec_nanos() > 0).into());
+    let seconds = wait
+        .as_secs()
+        .saturating_add((wait.subsec_nanos() > 0).into());
     seconds.max(1)
 }
 
@@ -158,7 +168,9 @@ pub(crate) fn retry_seconds(wait: Duration) -> u64 {
 pub(super) fn number(n: u64) -> HeaderValue {
     static SMALL: [OnceLock<HeaderValue>; 4_096] = [const { OnceLock::new() }; 4_096];
     match usize::try_from(n).ok().and_then(|n| SMALL.get(n)) {
-        Some(value) => value.get_or_init(|| HeaderValue::from_static(n.to_string().leak())).clone(),
+        Some(value) => value
+            .get_or_init(|| HeaderValue::from_static(n.to_string().leak()))
+            .clone(),
         None => n.into(),
     }
 }

@@ -178,7 +178,10 @@ impl Headers {
     /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(headers);
     /// ```
     pub fn only_when_denied(self) -> HeaderPolicy {
-        HeaderPolicy { only_denied: true, ..self.into() }
+        HeaderPolicy {
+            only_denied: true,
+            ..self.into()
+        }
     }
 
     /// Adds the partition key `pk` to the fields, so that a client with several keys knows which
@@ -223,7 +226,11 @@ impl Headers {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         headers: &mut HeaderMap,
     ) {
-        let wait = if decision.is_allowed() { None } else { decision.retry_after() };
+        let wait = if decision.is_allowed() {
+            None
+        } else {
+            decision.retry_after()
+        };
         let template = Template::of_call(self, decision, quotas.as_ref());
         template.add_to(headers, Some(decision), &[], wait);
     }
@@ -244,12 +251,18 @@ pub struct HeaderPolicy {
 impl HeaderPolicy {
     /// Adds the [partition key](Headers::partition_key) to the fields.
     pub fn partition_key(self, secret: impl Into<FingerprintKey>) -> Self {
-        Self { secret: Some(secret.into()), ..self }
+        Self {
+            secret: Some(secret.into()),
+            ..self
+        }
     }
 }
 
 impl From<Headers> for HeaderPolicy {
     fn from(family: Headers) -> Self {
-        Self { family, ..Self::default() }
+        Self {
+            family,
+            ..Self::default()
+        }
     }
 }

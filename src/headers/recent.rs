@@ -58,7 +58,10 @@ impl RecentKey {
                 _ => {
                     let lines = render();
                     let kept = (recent.key == self).then(|| lines.clone());
-                    *recent = Recent { key: self, lines: kept };
+                    *recent = Recent {
+                        key: self,
+                        lines: kept,
+                    };
                     lines
                 }
             }
@@ -71,7 +74,10 @@ impl RecentKey {
     fn slot(&self) -> usize {
         let mut hash = mix(self.template, self.retry);
         for reading in self.readings.iter().flatten() {
-            hash = mix(hash, u64::from(reading.remaining) | u64::from(reading.time) << 32);
+            hash = mix(
+                hash,
+                u64::from(reading.remaining) | u64::from(reading.time) << 32,
+            );
         }
         usize::try_from(hash >> 32).unwrap_or(0) % RECENT
     }

@@ -74,7 +74,9 @@ type Readings = SmallVec<[Reading; 2]>;
 fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
     let mut policies = items.filter_map(|item| item.policy.as_ref());
     let first = policies.next()?;
-    let Some(second) = policies.next() else { return Some(first.clone()) };
+    let Some(second) = policies.next() else {
+        return Some(first.clone());
+    };
     let mut text = SmallVec::<[u8; 128]>::from_slice(first.as_bytes());
     for policy in [second].into_iter().chain(policies) {
         text.extend_from_slice(b", ");
@@ -90,7 +92,9 @@ fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
 fn permanent(field: HeaderValue) -> HeaderValue {
     const MOST: usize = 1_024;
     static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let Ok(text) = field.to_str() else { return field };
+    let Ok(text) = field.to_str() else {
+        return field;
+    };
     let mut texts = TEXTS.lock();
     if let Some(known) = texts.get(text) {
         return HeaderValue::from_static(known);
@@ -105,7 +109,9 @@ fn permanent(field: HeaderValue) -> HeaderValue {
 
 impl Template {
     fn of(family: Headers, items: Vec<Item>) -> Self {
-        let shown = items.iter().filter(|item| !item.is_reporting && item.is_listed());
+        let shown = items
+            .iter()
+            .filter(|item| !item.is_reporting && item.is_listed());
         let policy = policy(shown.clone());
         let shown = shown.count();
         let reports_allowed = family != Headers::None;
@@ -126,7 +132,11 @@ impl Template {
 
     /// Creates the template of a layer with these rules.
     pub(crate) fn new(
-        HeaderPolicy { family, only_denied, secret }: HeaderPolicy,
+        HeaderPolicy {
+            family,
+            only_denied,
+            secret,
+        }: HeaderPolicy,
         infos: &[RuleInfo<'_>],
     ) -> Self {
         let secret = secret.filter(|_| family.has_lists());
@@ -153,19 +163,31 @@ impl Template {
         let id = NEXT.fetch_add(1, Relaxed);
         let fields = template.blank(false);
         let denial = template.blank(true);
-        Self { prepared: Some(Prepared { id, fields, denial }), ..template }
+        Self {
+            prepared: Some(Prepared { id, fields, denial }),
+            ..template
+        }
     }
 
     /// Returns the quota fields or, for a denial, those of a plain-text rejection, with placeholders.
     fn blank(&self, is_denial: bool) -> HeaderMap {
         let (names, ruled) = names(self.family);
-        let policy = self.policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
-        let fields = names.iter().map(|name| (name.clone(), TO_FILL_IN)).chain(policy);
+        let policy = self
+            .policy
+            .clone()
+            .filter(|_| ruled)
+            .map(|policy| (POLICY, policy));
+        let fields = names
+            .iter()
+            .map(|name| (name.clone(), TO_FILL_IN))
+            .chain(policy);
         if !is_denial {
             return fields.collect();
         }
         let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields);
-        denial.chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)]).collect()
+        denial
+            .chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)])
+            .collect()
     }
 
     /// Creates this template with the quotas of these charges.
@@ -203,14 +225,20 @@ impl Template {
         });
         let mut items = Item::named(rules, family);
         if let Some(secret) = secret {
-            items.iter_mut().for_each(|item| item.set_partition_key(charges, secret));
+            items
+                .iter_mut()
+                .for_each(|item| item.set_partition_key(charges, secret));
         }
         Arc::new(Self::of(family, items))
     }
 
     /// Creates the template for the quotas of one call of a limiter.
     pub(crate) fn of_call(family: Headers, decision: &Decision, quotas: &[Quota]) -> Arc<Self> {
-        let rule = decision.outcomes().first().map(Outcome::rule).unwrap_or_default();
+        let rule = decision
+            .outcomes()
+            .first()
+            .map(Outcome::rule)
+            .unwrap_or_default();
         let key = Key::everyone();
         Self::of_charges(family, &[Charge::new(rule, &key, quotas)], None)
     }
@@ -219,7 +247,11 @@ impl Template {
     #[inline]
     pub(crate) fn fit(&self, charges: &[Charge<'_>]) -> Option<Guard<Arc<Self>>> {
         let is_fixed = !self.is_per_request && self.latest.is_none();
-        if is_fixed { None } else { self.find_fitting(charges) }
+        if is_fixed {
+            None
+        } else {
+            self.find_fitting(charges)
+        }
     }
 
     #[inline(never)]
@@ -298,7 +330,9 @@ impl Template {
             fields.write(headers);
         }
         if let Some(wait) = retry_after {
-            headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
+            headers
+                .entry(RETRY_AFTER)
+                .or_insert_with(|| number(retry_seconds(wait)));
         }
     }
 
@@ -321,7 +355,10 @@ impl Template {
                 && self.reading(decision, outcome).is_some()
         });
         let decisive = binding.and_then(|outcome| self.find(outcome));
-        match readings.iter().position(|reading| Some(usize::from(reading.item)) == decisive) {
+        match readings
+            .iter()
+            .position(|reading| Some(usize::from(reading.item)) == decisive)
+        {
             Some(at) => readings.swap(0, at),
             None => readings.clear(),
         }
@@ -352,7 +389,12 @@ impl Template {
         };
         let item = u16::try_from(at).ok()?;
         let overage = decision.is_overage();
-        Some(Reading { item, overage, remaining, time })
+        Some(Reading {
+            item,
+            overage,
+            remaining,
+            time,
+        })
     }
 
     /// Returns the name of a quota as clients see it.
@@ -364,7 +406,9 @@ impl Template {
     /// Returns `true` if no header field can express the unit of a quota.
     #[inline]
     pub(crate) fn has_unregistered_unit(&self) -> bool {
-        self.items.iter().any(|item| item.unregistered_unit.is_some())
+        self.items
+            .iter()
+            .any(|item| item.unregistered_unit.is_some())
     }
 
     /// Returns the decisive quota and its unit, if no header field can express the unit.
@@ -424,7 +468,9 @@ impl Template {
             _ => Arc::unwrap_or_clone(self.render(readings, charges, 0).0).map,
         };
         for item in &self.items {
-            let Some([limit, remaining, reset]) = &item.unit_fields else { continue };
+            let Some([limit, remaining, reset]) = &item.unit_fields else {
+                continue;
+            };
             if map.contains_key(limit) {
                 continue;
             }
@@ -433,7 +479,9 @@ impl Template {
                 let fields = item.and_then(|item| item.unit_fields.as_ref());
                 outcome.is_known() && fields.is_some_and(|fields| fields[0] == *limit)
             };
-            let Some(outcome) = decision.binding_among(is_of_unit) else { continue };
+            let Some(outcome) = decision.binding_among(is_of_unit) else {
+                continue;
+            };
             map.insert(limit.clone(), number(outcome.limit().into()));
             map.insert(remaining.clone(), number(outcome.remaining().into()));
             if let Ok(time) = HeaderValue::try_from(time_text(outcome.reset_after())) {
@@ -444,7 +492,12 @@ impl Template {
             return None;
         }
         let (overage, remaining) = (decision.is_overage(), 0);
-        Some(Lines(Arc::new(Fields { family: self.family, remaining, overage, map })))
+        Some(Lines(Arc::new(Fields {
+            family: self.family,
+            remaining,
+            overage,
+            map,
+        })))
     }
 
     #[inline(never)]
@@ -456,7 +509,10 @@ impl Template {
         };
         let mut values = map.values_mut();
         if retry > 0 {
-            values.by_ref().take(1).for_each(|field| *field = number(retry));
+            values
+                .by_ref()
+                .take(1)
+                .for_each(|field| *field = number(retry));
         }
         self.set(readings, values);
         if !self.are_all(readings) && names(self.family).1 {
@@ -466,9 +522,15 @@ impl Template {
                 (None, _) => drop(map.remove(POLICY)),
             }
         }
-        let (remaining, overage) =
-            readings.first().map_or((0, false), |reading| (reading.remaining, reading.overage));
-        Lines(Arc::new(Fields { family: self.family, remaining, overage, map }))
+        let (remaining, overage) = readings
+            .first()
+            .map_or((0, false), |reading| (reading.remaining, reading.overage));
+        Lines(Arc::new(Fields {
+            family: self.family,
+            remaining,
+            overage,
+            map,
+        }))
     }
 
     /// Returns `true` if the policy field of the layer fits: all rules charged the request, and no
@@ -476,7 +538,9 @@ impl Template {
     #[inline]
     fn are_all(&self, readings: &[Reading]) -> bool {
         readings.len() == self.shown
-            && readings.iter().all(|reading| !self.item(reading).is_reporting)
+            && readings
+                .iter()
+                .all(|reading| !self.item(reading).is_reporting)
     }
 
     /// Returns the policy field of the rules that charge a request.
@@ -486,21 +550,30 @@ impl Template {
     fn policy_of(&self, readings: &[Reading], charges: &[Charge<'_>]) -> Option<HeaderValue> {
         policy(self.items.iter().filter(|item| {
             let rule = item.rule;
-            readings.iter().any(|reading| self.item(reading).rule == rule)
-                || charges.iter().any(|charge| charge.rule == rule && !charge.report_only)
+            readings
+                .iter()
+                .any(|reading| self.item(reading).rule == rule)
+                || charges
+                    .iter()
+                    .any(|charge| charge.rule == rule && !charge.report_only)
         }))
     }
 
     /// Sets the values of the fields, except for the policy.
     fn set<'a>(&self, readings: &[Reading], mut fields: impl Iterator<Item = &'a mut HeaderValue>) {
-        let Some(first) = readings.first() else { return };
+        let Some(first) = readings.first() else {
+            return;
+        };
         let value = match self.family {
             Headers::None => return,
             Headers::RateLimit | Headers::ByUnit => self.list(readings),
             Headers::Draft07 => self.dictionary(first),
             Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
                 let values = self.triplet(first);
-                return values.into_iter().zip(fields).for_each(|(value, field)| *field = value);
+                return values
+                    .into_iter()
+                    .zip(fields)
+                    .for_each(|(value, field)| *field = value);
             }
         };
         if let (Some(field), Some(value)) = (fields.next(), value) {
@@ -511,7 +584,9 @@ impl Template {
     fn find(&self, outcome: &Outcome) -> Option<usize> {
         let rule = outcome.rule();
         let index = outcome.quota_index();
-        self.items.iter().position(|item| item.rule == rule && item.place == index)
+        self.items
+            .iter()
+            .position(|item| item.rule == rule && item.place == index)
     }
 
     fn item(&self, reading: &Reading) -> &Item {
@@ -554,16 +629,23 @@ impl Template {
 
     /// Renders `limit=5, remaining=4, reset=1`.
     fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
-        let Reading { remaining, time, .. } = first;
+        let Reading {
+            remaining, time, ..
+        } = first;
         let limit = self.item(first).limit;
-        HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={time}")).ok()
+        HeaderValue::try_from(format!(
+            "limit={limit}, remaining={remaining}, reset={time}"
+        ))
+        .ok()
     }
 
     /// Returns the values of the limit, remaining and reset fields.
     fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
         let reset = match self.family {
             Headers::XRateLimit => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let now = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .unwrap_or_default();
                 retry_seconds(now.saturating_add(Duration::from_secs(first.time.into())))
             }
             _ => first.time.into(),
@@ -599,12 +681,24 @@ impl LiveRule {
             Some(live) => live.quotas(),
             None => info.quotas.unwrap_or_default().into(),
         };
-        Self { name: info.name, quotas, is_reporting: info.report_only.is_on() }
+        Self {
+            name: info.name,
+            quotas,
+            is_reporting: info.report_only.is_on(),
+        }
     }
 
     fn current(&self) -> RuleQuotas<'_> {
-        let Self { name, quotas, is_reporting } = self;
-        RuleQuotas { rule: *name, quotas: quotas.as_ref(), is_reporting: *is_reporting }
+        let Self {
+            name,
+            quotas,
+            is_reporting,
+        } = self;
+        RuleQuotas {
+            rule: *name,
+            quotas: quotas.as_ref(),
+            is_reporting: *is_reporting,
+        }
     }
 }
 
@@ -616,5 +710,9 @@ fn is_shown(charge: &Charge<'_>) -> bool {
 /// Returns the fixed quotas of a rule.
 fn fixed<'a>(info: &RuleInfo<'a>) -> RuleQuotas<'a> {
     let quotas = info.quotas.unwrap_or_default();
-    RuleQuotas { rule: info.name, quotas, is_reporting: info.report_only.is_on() }
+    RuleQuotas {
+        rule: info.name,
+        quotas,
+        is_reporting: info.report_only.is_on(),
+    }
 }

@@ -101,15 +101,32 @@ mod tests {
             " Bearer \t aB1-._~+/= ",
             "BEARER\taB1-._~+/=",
         ] {
-            assert_eq!(key(&[spelling.as_bytes()]), Ok(Some("aB1-._~+/=".into())), "{spelling}");
+            assert_eq!(
+                key(&[spelling.as_bytes()]),
+                Ok(Some("aB1-._~+/=".into())),
+                "{spelling}"
+            );
         }
-        assert_ne!(key(&[b"Bearer a"]), key(&[b"Bearer A"]), "the token itself has a case");
+        assert_ne!(
+            key(&[b"Bearer a"]),
+            key(&[b"Bearer A"]),
+            "the token itself has a case"
+        );
     }
 
     #[test]
     fn other_credentials_are_missing() {
-        let others =
-            ["", " ", "Bearer", "Bearer ", "bearer\t ", "Basic YTpi", "Bearers a", "a", "Bearer,a"];
+        let others = [
+            "",
+            " ",
+            "Bearer",
+            "Bearer ",
+            "bearer\t ",
+            "Basic YTpi",
+            "Bearers a",
+            "a",
+            "Bearer,a",
+        ];
         for other in others {
             let error = key(&[other.as_bytes()]).expect_err(other);
             assert!(error.is_missing(), "{other}: {error}");
@@ -119,9 +136,13 @@ mod tests {
 
     #[test]
     fn credentials_that_servers_read_differently_are_rejected() {
-        for other in
-            [&b"Bearer a b"[..], b"Bearer a,b", b"Bearer \"a\"", b"Bearer a\xff", b"Bearer a\tb"]
-        {
+        for other in [
+            &b"Bearer a b"[..],
+            b"Bearer a,b",
+            b"Bearer \"a\"",
+            b"Bearer a\xff",
+            b"Bearer a\tb",
+        ] {
             let error = key(&[other]).expect_err("an invalid token");
             assert!(!error.is_missing() && error.status() == 400, "{error}");
         }

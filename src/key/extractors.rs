@@ -76,7 +76,9 @@ impl KeyExtractor for HeaderKey {
             warn_of_authorization();
         }
         let mut values = head.headers.get_all(&self.0).iter();
-        let value = values.next().map_or(&[][..], |value| value.as_bytes().trim_ascii());
+        let value = values
+            .next()
+            .map_or(&[][..], |value| value.as_bytes().trim_ascii());
         match values.next() {
             None if value.is_empty() => Err(KeyError::missing(format!("header {}", self.0))),
             None => Ok(Some(value.into())),
@@ -128,7 +130,9 @@ pub struct MethodKey;
 impl KeyExtractor for MethodKey {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         let known = METHODS.contains(head.method);
-        Ok(Some(if known { head.method.as_str() } else { "other" }.into()))
+        Ok(Some(
+            if known { head.method.as_str() } else { "other" }.into(),
+        ))
     }
 
     fn can_be_client(&self) -> bool {
@@ -157,7 +161,9 @@ pub struct RouteKey;
 impl KeyExtractor for RouteKey {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         let matched = head.extensions.get::<axum::extract::MatchedPath>();
-        Ok(Some(matched.map_or("unmatched", |path| path.as_str()).into()))
+        Ok(Some(
+            matched.map_or("unmatched", |path| path.as_str()).into(),
+        ))
     }
 
     fn can_be_client(&self) -> bool {
@@ -209,7 +215,11 @@ where
 {
     /// Creates an extractor that computes the key from the extension.
     pub fn by(key: F) -> Self {
-        Self { key, of: PhantomData, check: Arc::default() }
+        Self {
+            key,
+            of: PhantomData,
+            check: Arc::default(),
+        }
     }
 }
 
@@ -233,7 +243,11 @@ where
 
 impl<T, F: Clone> Clone for ExtensionKey<T, F> {
     fn clone(&self) -> Self {
-        Self { key: self.key.clone(), of: PhantomData, check: self.check.clone() }
+        Self {
+            key: self.key.clone(),
+            of: PhantomData,
+            check: self.check.clone(),
+        }
     }
 }
 
@@ -306,5 +320,7 @@ fn join<const N: usize>(
             key => *slot = key,
         }
     }
-    Ok(Some(Key::join(&keys.map(|key| key.unwrap_or_else(Key::everyone)))))
+    Ok(Some(Key::join(
+        &keys.map(|key| key.unwrap_or_else(Key::everyone)),
+    )))
 }

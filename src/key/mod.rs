@@ -159,7 +159,10 @@ pub trait KeyExtractor {
     where
         Self: Sized,
     {
-        Or { first: self, second: other }
+        Or {
+            first: self,
+            second: other,
+        }
     }
 }
 
@@ -191,7 +194,11 @@ fn is_blank(value: &[u8]) -> bool {
 /// Returns `key`, or a missing identity if the key is blank.
 #[inline]
 fn unless_blank(key: Key, what: &'static str) -> Result<Option<Key>, KeyError> {
-    if key.is_blank() { Err(KeyError::missing(what)) } else { Ok(Some(key)) }
+    if key.is_blank() {
+        Err(KeyError::missing(what))
+    } else {
+        Ok(Some(key))
+    }
 }
 
 /// Returns the key that `extractor` finds. A blank key of a custom extractor is a missing identity.
@@ -265,7 +272,9 @@ where
     T: FoundKey,
 {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        let key = (self.0)(head).into_key().ok_or_else(|| KeyError::missing("key"))?;
+        let key = (self.0)(head)
+            .into_key()
+            .ok_or_else(|| KeyError::missing("key"))?;
         unless_blank(key, "key")
     }
 }
@@ -301,7 +310,11 @@ impl KeyError {
     /// The [`OnMissingKey`](crate::rule::OnMissingKey) policy of the rule applies. By default, the
     /// request is rejected with 400.
     pub fn missing(what: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind: KeyErrorKind::Missing, status: StatusCode::BAD_REQUEST, text: what.into() }
+        Self {
+            kind: KeyErrorKind::Missing,
+            status: StatusCode::BAD_REQUEST,
+            text: what.into(),
+        }
     }
 
     /// Creates an error for a server that does not provide the address of the peer.
@@ -323,7 +336,11 @@ impl KeyError {
     ///
     /// The request is rejected with `status`. The policy for missing identities does not apply.
     pub fn unusable(status: StatusCode, why: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind: KeyErrorKind::Unusable, status, text: why.into() }
+        Self {
+            kind: KeyErrorKind::Unusable,
+            status,
+            text: why.into(),
+        }
     }
 
     /// Returns the status of the rejection.
@@ -351,7 +368,10 @@ impl KeyError {
 #[track_caller]
 pub(crate) fn check_status(name: &str, status: StatusCode) {
     let is_error = status.is_client_error() || status.is_server_error();
-    assert!(is_error, "{name} rejects with {status}; give a status from 400 to 599");
+    assert!(
+        is_error,
+        "{name} rejects with {status}; give a status from 400 to 599"
+    );
 }
 
 impl fmt::Display for KeyError {

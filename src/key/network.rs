@@ -12,7 +12,11 @@ impl Networks {
     pub(crate) fn read<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
-        networks.into_iter().map(|text| network(text.as_ref())).collect::<Result<_, _>>().map(Self)
+        networks
+            .into_iter()
+            .map(|text| network(text.as_ref()))
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 
     /// Reads the networks of trusted proxies.
@@ -21,7 +25,11 @@ impl Networks {
     pub(super) fn trusted<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
-        networks.into_iter().map(|text| trusted(text.as_ref())).collect::<Result<_, _>>().map(Self)
+        networks
+            .into_iter()
+            .map(|text| trusted(text.as_ref()))
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 
     /// Returns `true` if one of the networks contains the address.
@@ -68,20 +76,30 @@ fn network(text: &str) -> Result<IpNet, NetworkError> {
 /// `IpNet` is too lenient: it accepts `010.0.0.0/8`, which other software reads as octal.
 pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
     let Some((address, bits)) = text.split_once('/') else {
-        return text.parse::<IpAddr>().ok().map(|address| address.to_canonical().into());
+        return text
+            .parse::<IpAddr>()
+            .ok()
+            .map(|address| address.to_canonical().into());
     };
     // An integer parser also accepts a sign.
     let digits = bits.bytes().all(|byte| byte.is_ascii_digit());
-    IpNet::new(address.parse().ok()?, bits.parse().ok().filter(|_| digits)?).ok().map(to_canonical)
+    IpNet::new(address.parse().ok()?, bits.parse().ok().filter(|_| digits)?)
+        .ok()
+        .map(to_canonical)
 }
 
 /// Converts an IPv4-mapped network to IPv4.
 fn to_canonical(network: IpNet) -> IpNet {
     let mapped = match network {
-        IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
+        IpNet::V6(v6) => v6
+            .addr()
+            .to_ipv4_mapped()
+            .zip(v6.prefix_len().checked_sub(96)),
         IpNet::V4(_) => None,
     };
-    mapped.and_then(|(v4, prefix)| Ipv4Net::new(v4, prefix).ok()).map_or(network, IpNet::V4)
+    mapped
+        .and_then(|(v4, prefix)| Ipv4Net::new(v4, prefix).ok())
+        .map_or(network, IpNet::V4)
 }
 
 /// Error for an invalid network.
@@ -95,7 +113,10 @@ pub struct NetworkError {
 
 impl NetworkError {
     fn new(text: &str, why: &'static str) -> Self {
-        Self { text: text.to_owned(), why }
+        Self {
+            text: text.to_owned(),
+            why,
+        }
     }
 }
 
@@ -113,26 +134,56 @@ mod tests {
 
     #[test]
     fn errors_name_the_invalid_network() {
-        for good in ["10.0.0.0/8", "2001:db8::/32", "203.0.113.9", "::1", "0.0.0.0/0"] {
+        for good in [
+            "10.0.0.0/8",
+            "2001:db8::/32",
+            "203.0.113.9",
+            "::1",
+            "0.0.0.0/0",
+        ] {
             assert!(network(good).is_ok(), "{good}");
         }
         let host_bits = network("10.0.0.1/8").expect_err("host bits").to_string();
         assert!(host_bits.contains("\"10.0.0.1/8\" has bits set beyond its prefix"));
-        for garbage in ["10.0.0/8", "010.0.0.0/8", "10.0.0.0/+8", "10.0.0.0/33", "10.0.0.0/", "/8"]
-        {
+        for garbage in [
+            "10.0.0/8",
+            "010.0.0.0/8",
+            "10.0.0.0/+8",
+            "10.0.0.0/33",
+            "10.0.0.0/",
+            "/8",
+        ] {
             let error = network(garbage).expect_err(garbage).to_string();
-            assert!(error.contains(&format!("{garbage:?} is not a network")), "{error}");
+            assert!(
+                error.contains(&format!("{garbage:?} is not a network")),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn a_single_address_that_looks_like_a_network_is_an_error() {
-        for bare in ["10.0.0.0", "192.168.1.0", "::ffff:10.0.0.0", "2001:db8:5::", "0.0.0.0", "::"]
-        {
+        for bare in [
+            "10.0.0.0",
+            "192.168.1.0",
+            "::ffff:10.0.0.0",
+            "2001:db8:5::",
+            "0.0.0.0",
+            "::",
+        ] {
             let error = Networks::trusted([bare]).expect_err(bare).to_string();
-            assert!(error.contains("looks like a network; give its prefix length"), "{error}");
+            assert!(
+                error.contains("looks like a network; give its prefix length"),
+                "{error}"
+            );
         }
-        for valid in ["10.0.0.0/8", "10.0.0.0/32", "10.0.0.1", "2001:db8:5::/48", "2001:db8::1"] {
+        for valid in [
+            "10.0.0.0/8",
+            "10.0.0.0/32",
+            "10.0.0.1",
+            "2001:db8:5::/48",
+            "2001:db8::1",
+        ] {
             assert!(Networks::trusted([valid]).is_ok(), "{valid}");
         }
         assert!(Networks::read(["10.0.0.0"]).is_ok(), "an access list");

@@ -41,7 +41,11 @@ pub struct PeerIp {
 impl PeerIp {
     /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     pub fn new() -> Self {
-        Self { ipv4_mask: IPV4_MASK, ipv6_mask: IPV6_MASK, check: Arc::default() }
+        Self {
+            ipv4_mask: IPV4_MASK,
+            ipv6_mask: IPV6_MASK,
+            check: Arc::default(),
+        }
     }
 
     /// Sets the number of leading bits of an IPv4 address in the key. Defaults to 32.
@@ -51,7 +55,10 @@ impl PeerIp {
     /// Panics if `bits` is outside 1 to 32.
     #[track_caller]
     pub fn ipv4_prefix(self, bits: u8) -> Self {
-        Self { ipv4_mask: ipv4_mask(bits), ..self }
+        Self {
+            ipv4_mask: ipv4_mask(bits),
+            ..self
+        }
     }
 
     /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
@@ -79,7 +86,10 @@ impl PeerIp {
     /// Panics if `bits` is outside 1 to 128.
     #[track_caller]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
-        Self { ipv6_mask: ipv6_mask(bits), ..self }
+        Self {
+            ipv6_mask: ipv6_mask(bits),
+            ..self
+        }
     }
 }
 
@@ -94,7 +104,8 @@ impl KeyExtractor for PeerIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         match peer(head) {
             Some(address) => {
-                self.check.record(address.ip(), true, AddressSource::Peer, head.headers);
+                self.check
+                    .record(address.ip(), true, AddressSource::Peer, head.headers);
                 Ok(Some(masked(address.ip(), self.ipv4_mask, self.ipv6_mask)))
             }
             None => Err(KeyError::no_peer()),
@@ -110,11 +121,16 @@ pub(crate) fn peer_address(head: &RequestHead<'_>) -> Option<IpAddr> {
 #[inline(always)]
 fn peer(head: &RequestHead<'_>) -> Option<SocketAddr> {
     #[cfg(feature = "axum")]
-    if let Some(info) = head.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
+    if let Some(info) = head
+        .extensions
+        .get::<axum::extract::ConnectInfo<SocketAddr>>()
+    {
         return Some(info.0);
     }
     #[cfg(feature = "tonic")]
-    if let Some(info) = head.extensions.get::<tonic::transport::server::TcpConnectInfo>()
+    if let Some(info) = head
+        .extensions
+        .get::<tonic::transport::server::TcpConnectInfo>()
         && let Some(address) = info.remote_addr()
     {
         return Some(address);

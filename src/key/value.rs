@@ -169,7 +169,10 @@ impl Key {
     }
 
     fn owned_by(self, owner: Owner) -> Self {
-        Self { head: self.head & !OWNER | (owner as u64) << OWNER_SHIFT, ..self }
+        Self {
+            head: self.head & !OWNER | (owner as u64) << OWNER_SHIFT,
+            ..self
+        }
     }
 
     /// Returns the length and the kind.
@@ -299,7 +302,10 @@ impl Key {
     fn bytes(kind: Tag, content: &[u8]) -> Self {
         if content.len() > INLINE {
             let key = Self::words(kind, content.len(), [0; WORDS]);
-            return Self { long: Some(content.into()), ..key };
+            return Self {
+                long: Some(content.into()),
+                ..key
+            };
         }
         let mut words = [0; WORDS];
         for (word, chunk) in words.iter_mut().zip(content.chunks(8)) {
@@ -312,7 +318,11 @@ impl Key {
 
     fn words(kind: Tag, len: usize, words: [u64; WORDS]) -> Self {
         let owner = (kind.owner() as u64) << OWNER_SHIFT;
-        Self { head: kind as u64 | owner | (len as u64) << 8, words, long: None }
+        Self {
+            head: kind as u64 | owner | (len as u64) << 8,
+            words,
+            long: None,
+        }
     }
 
     fn with_bytes<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
@@ -532,14 +542,23 @@ mod tests {
         assert!(!same(&Key::from(7_u32), &Key::from("7")));
         assert!(same(&Key::from(7_u32), &Key::from(7_u64)));
         let mapped: IpAddr = "::ffff:10.0.0.1".parse().expect("an address");
-        assert!(same(&Key::from(mapped), &Key::from(Ipv4Addr::new(10, 0, 0, 1))));
+        assert!(same(
+            &Key::from(mapped),
+            &Key::from(Ipv4Addr::new(10, 0, 0, 1))
+        ));
     }
 
     #[test]
     fn only_text_is_text() {
         let bytes = Key::from(&[0xff_u8][..]);
         let joined = Key::join(&[Key::from("a")]);
-        for key in [Key::everyone(), Key::unidentified(), Key::from(7_u32), bytes, joined] {
+        for key in [
+            Key::everyone(),
+            Key::unidentified(),
+            Key::from(7_u32),
+            bytes,
+            joined,
+        ] {
             assert_eq!(key.text(), None);
         }
         assert_eq!(Key::from(Ipv4Addr::new(10, 0, 0, 1)).text(), None);
@@ -551,7 +570,10 @@ mod tests {
         let pair = Key::join(&[a.clone(), b.clone()]);
         assert!(!same(&pair, &Key::join(&[b.clone(), a.clone()])));
         assert!(!same(&pair, &Key::join(&[Key::from("ab")])));
-        assert!(!same(&Key::join(&[pair, b.clone()]), &Key::join(&[a, b.clone(), b])));
+        assert!(!same(
+            &Key::join(&[pair, b.clone()]),
+            &Key::join(&[a, b.clone(), b])
+        ));
     }
 
     #[test]
@@ -562,7 +584,12 @@ mod tests {
         let proxy = address.clone().of_proxy();
         let join = |part: &Key| Key::join(&[route.clone(), part.clone()]);
         let long = Key::from("long".repeat(100));
-        for shared in [Key::everyone(), nobody.clone(), proxy.clone(), route.clone()] {
+        for shared in [
+            Key::everyone(),
+            nobody.clone(),
+            proxy.clone(),
+            route.clone(),
+        ] {
             for key in [&shared, &join(&shared), &join(&join(&shared))] {
                 assert!(!key.is_client());
             }
@@ -585,7 +612,11 @@ mod tests {
     #[test]
     fn the_owner_of_a_key_changes_no_account() {
         let secret = FingerprintKey::from(*b"sixteen bytes ..");
-        let keys = [Key::from("a"), Ipv4Addr::LOCALHOST.into(), Key::from("long".repeat(100))];
+        let keys = [
+            Key::from("a"),
+            Ipv4Addr::LOCALHOST.into(),
+            Key::from("long".repeat(100)),
+        ];
         for key in keys {
             let mut shared = key.clone();
             shared.share();
@@ -611,10 +642,19 @@ mod tests {
             (Key::from(&b"caf\xe9"[..]), "caf\u{fffd}"),
             (Key::from(&long), &*long),
             (Key::from(7_u32), "7"),
-            (Key::from(u128::MAX), "340282366920938463463374607431768211455"),
+            (
+                Key::from(u128::MAX),
+                "340282366920938463463374607431768211455",
+            ),
             (Ipv4Addr::new(203, 0, 113, 9).into(), "203.0.113.9"),
-            (Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 0).into(), "2001:db8:0:1::"),
-            (Key::join(&["GET".into(), Key::join(&["a".into(), 7_u32.into()])]), "GET, a, 7"),
+            (
+                Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 0).into(),
+                "2001:db8:0:1::",
+            ),
+            (
+                Key::join(&["GET".into(), Key::join(&["a".into(), 7_u32.into()])]),
+                "GET, a, 7",
+            ),
         ] {
             assert_eq!(key.clear_text(), text);
         }

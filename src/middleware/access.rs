@@ -82,7 +82,9 @@ impl AccessList {
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
         Ok(Self(Arc::new(move |head| {
-            peer_address(head).map(|peer| networks.contain(peer)).ok_or_else(KeyError::no_peer)
+            peer_address(head)
+                .map(|peer| networks.contain(peer))
+                .ok_or_else(KeyError::no_peer)
         })))
     }
 
@@ -117,7 +119,11 @@ impl AccessList {
         Ok(Self(Arc::new(move |head| {
             let found = client.client(head)?;
             let is_listed = networks.contain(found.address);
-            if is_listed && !found.is_confirmed { Err(access_denied()) } else { Ok(is_listed) }
+            if is_listed && !found.is_confirmed {
+                Err(access_denied())
+            } else {
+                Ok(is_listed)
+            }
         })))
     }
 
@@ -128,7 +134,11 @@ impl AccessList {
 
     /// Returns an error if the request is on the list, or if the lookup fails.
     pub(crate) fn deny(&self, head: &RequestHead<'_>) -> Result<(), KeyError> {
-        if (self.0)(head)? { Err(access_denied()) } else { Ok(()) }
+        if (self.0)(head)? {
+            Err(access_denied())
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -116,7 +116,13 @@ impl ChargeHandle {
         let config = config.clone();
         let charges = charges.into();
         let runtime = runtime::Handle::try_current().ok();
-        Self(Arc::new(OpenCharges { config, charges, decision, runtime, adjusted }))
+        Self(Arc::new(OpenCharges {
+            config,
+            charges,
+            decision,
+            runtime,
+            adjusted,
+        }))
     }
 
     /// Inserts a clone into the extensions of the request, if the layer exposes it.
@@ -147,7 +153,10 @@ impl ChargeHandle {
     pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), RuleError> {
         let rules = &self.0.config.rules;
         if !rules.iter().any(|rule| rule.as_str() == name) {
-            return Err(RuleError::Unknown { name: name.into(), known: rules.clone() });
+            return Err(RuleError::Unknown {
+                name: name.into(),
+                known: rules.clone(),
+            });
         }
         self.0.adjust(Some(name), |_| units);
         Ok(())
@@ -174,7 +183,8 @@ impl ChargeHandle {
                 Ok(())
             }
         };
-        self.0.with(|charges| of_client(charges).map(block).fold(Ok(()), Result::and))
+        self.0
+            .with(|charges| of_client(charges).map(block).fold(Ok(()), Result::and))
     }
 
     /// Ends a [`block`](ChargeHandle::block) of the keys of this request.
@@ -198,7 +208,12 @@ impl ChargeHandle {
 
     /// Makes the adjustment that the function of the layer returns for a charged request.
     pub(crate) fn classify<B>(&self, response: &Response<B>) {
-        let classify = self.0.config.classify.as_ref().filter(|_| !self.0.adjusted.is_empty());
+        let classify = self
+            .0
+            .config
+            .classify
+            .as_ref()
+            .filter(|_| !self.0.adjusted.is_empty());
         if let Some(classify) = classify {
             self.0.make(classify(&ResponseHead::from(response)));
         }
@@ -215,7 +230,11 @@ impl OpenCharges {
     fn with<T>(&self, call: impl FnOnce(&[Charge<'_>]) -> T) -> T {
         let ends =
             runtime::Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
-        let _inside = self.runtime.as_ref().filter(|_| !ends).map(runtime::Handle::enter);
+        let _inside = self
+            .runtime
+            .as_ref()
+            .filter(|_| !ends)
+            .map(runtime::Handle::enter);
         self.charges.with(call)
     }
 
@@ -249,7 +268,9 @@ impl OpenCharges {
                     let mut live = self.config.live.iter();
                     let plan = live.find(|(name, _)| *name == charge.rule);
                     let current = plan.map(|(_, plan)| plan.quotas());
-                    let quotas = current.as_ref().map_or(charge.quotas, |quotas| quotas.charged());
+                    let quotas = current
+                        .as_ref()
+                        .map_or(charge.quotas, |quotas| quotas.charged());
                     let late = i64::from(after - before);
                     let rule = charge.rule;
                     let report = move |Ok(made): Result<Decision, Infallible>| {
@@ -258,7 +279,9 @@ impl OpenCharges {
                             observe::late_charge_lost(rule);
                         }
                     };
-                    store.adjust(&charge.with_quotas(quotas), late).detach(report);
+                    store
+                        .adjust(&charge.with_quotas(quotas), late)
+                        .detach(report);
                 }
             }
         });

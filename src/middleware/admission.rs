@@ -81,7 +81,10 @@ struct Asked {
 impl Asked {
     #[inline]
     fn now(striking: PenaltySet) -> Self {
-        Self { at: cfg!(feature = "metrics").then(Instant::now), striking }
+        Self {
+            at: cfg!(feature = "metrics").then(Instant::now),
+            striking,
+        }
     }
 }
 
@@ -105,7 +108,8 @@ where
             [] => self.decide(head, all.charges),
             _ => self.choose(head, all),
         };
-        self.rules.with_charges(head, one, several, |bypass| self.bypass(head, bypass))
+        self.rules
+            .with_charges(head, one, several, |bypass| self.bypass(head, bypass))
     }
 
     /// Continues a request after its wait.
@@ -121,13 +125,22 @@ where
         if !is_charged && queued.may_ask() {
             return self.admit_again(head, queued);
         }
-        let Some(last) = queued.last.take() else { return self.admit_again(head, queued) };
-        let LastDecision { mut decision, charges } = *last;
+        let Some(last) = queued.last.take() else {
+            return self.admit_again(head, queued);
+        };
+        let LastDecision {
+            mut decision,
+            charges,
+        } = *last;
         if is_charged {
             return charges.with(|charges| self.respond(head, &mut decision, charges, None, true));
         }
         // That the layer ends all waits is no fault of the client.
-        let striking = if queued.is_closed() { PenaltySet::NONE } else { PenaltySet::ALL };
+        let striking = if queued.is_closed() {
+            PenaltySet::NONE
+        } else {
+            PenaltySet::ALL
+        };
         // The layer may have been switched off during the wait.
         match self.settings.check_bypass(head) {
             Ok(()) => {
@@ -202,7 +215,10 @@ where
         for charge in &mut waiting {
             *charge = charge.with_max_wait(charge.max_wait.saturating_sub(waited));
         }
-        let all = Candidates { charges: &waiting, ..all };
+        let all = Candidates {
+            charges: &waiting,
+            ..all
+        };
         self.attempt(head, all, Attempts::default(), Asked::now(striking), queued)
     }
 
@@ -215,7 +231,13 @@ where
         if self.settings.may_queue && all.charges.iter().any(Charge::queues) {
             return self.decide_queueing(head, all, None);
         }
-        self.attempt(head, all, Attempts::default(), Asked::now(PenaltySet::ALL), None)
+        self.attempt(
+            head,
+            all,
+            Attempts::default(),
+            Asked::now(PenaltySet::ALL),
+            None,
+        )
     }
 
     /// Asks the store for one attempt after another, until one is allowed or all are denied.
@@ -250,7 +272,13 @@ where
                 }
                 Answer::Later(decision) => {
                     let charges = all.into();
-                    let pending = PendingCharge { decision, charges, attempts, asked, queued };
+                    let pending = PendingCharge {
+                        decision,
+                        charges,
+                        attempts,
+                        asked,
+                        queued,
+                    };
                     return Admission::Deciding(Box::pin(pending));
                 }
             }
@@ -286,7 +314,9 @@ where
         R: Reject<B>,
     {
         if !all.choices.is_empty() {
-            self.settings.metrics.attempted(attempts.repeats.saturating_add(1));
+            self.settings
+                .metrics
+                .attempted(attempts.repeats.saturating_add(1));
         }
         let taken = decision.as_ref().unwrap_or_else(|error| error.never());
         let mut made = SmallVec::new();
@@ -417,7 +447,10 @@ where
     ) -> Option<Box<QueuedRequest<S>>> {
         let until = queued.next_call()?;
         queued.observe(&self.settings.metrics, decision, charges);
-        let last = Box::new(LastDecision { decision: decision.clone(), charges: charges.into() });
+        let last = Box::new(LastDecision {
+            decision: decision.clone(),
+            charges: charges.into(),
+        });
         queued.begin_wait(until, last).ok()
     }
 
@@ -441,7 +474,10 @@ where
         let queued = queued.or_else(|| self.settings.enter_queue(charges));
         let queued = queued.filter(|queued| in_time(queued));
         let decision = mem::replace(decision, Decision::deny());
-        let last = Box::new(LastDecision { decision, charges: charges.into() });
+        let last = Box::new(LastDecision {
+            decision,
+            charges: charges.into(),
+        });
         let undone = match queued {
             Some(mut queued) => {
                 queued.observe(&self.settings.metrics, &last.decision, charges);
@@ -454,7 +490,12 @@ where
             None => last,
         };
         undone.undo(&*self.store);
-        self.deny_request(head, &mut undone.decision.into_denied(), charges, PenaltySet::NONE)
+        self.deny_request(
+            head,
+            &mut undone.decision.into_denied(),
+            charges,
+            PenaltySet::NONE,
+        )
     }
 
     /// Rejects a request, which is a strike under the penalties of `striking`, unless it runs despite
@@ -482,14 +523,21 @@ where
         if settings.is_observed() {
             self.notify(head, Ok(decision), false, false, charges);
         }
-        settings.penalties(striking).for_each(|penalty| penalty.count_denial(decision, charges));
-        let retry_after = settings.retries.wait(settings.queue_bounds, head, decision, charges);
+        settings
+            .penalties(striking)
+            .for_each(|penalty| penalty.count_denial(decision, charges));
+        let retry_after = settings
+            .retries
+            .wait(settings.queue_bounds, head, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
         let mut response = why.response(&*self.reject, head, charges, settings.expose);
         if let Some(wait) = retry_after.filter(|_| settings.retries.in_milliseconds) {
-            response.headers_mut().entry(RETRY_AFTER_MS).or_insert_with(|| millis(wait).into());
+            response
+                .headers_mut()
+                .entry(RETRY_AFTER_MS)
+                .or_insert_with(|| millis(wait).into());
         }
         Admission::Rejected(response)
     }
@@ -538,10 +586,21 @@ where
     ) {
         let charged = &|rule| {
             let charge = Charge::find(charges, rule)?;
-            Some(Charged { key: charge.key, quotas: charge.quotas, cost: charge.cost })
+            Some(Charged {
+                key: charge.key,
+                quotas: charge.quotas,
+                cost: charge.cost,
+            })
         };
         let secret = self.settings.secret.as_ref();
-        let event = DecisionEvent { head, decision, is_admitted, is_delayed, charged, secret };
+        let event = DecisionEvent {
+            head,
+            decision,
+            is_admitted,
+            is_delayed,
+            charged,
+            secret,
+        };
         self.settings.notify(&event);
     }
 }
@@ -549,7 +608,9 @@ where
 /// Returns `true` if a charge takes slots that limit its request.
 #[inline(never)]
 fn needs_slot(charges: &[Charge<'_>]) -> bool {
-    charges.iter().any(|charge| charge.may_deny() && charge.quotas.iter().any(Quota::is_concurrent))
+    charges
+        .iter()
+        .any(|charge| charge.may_deny() && charge.quotas.iter().any(Quota::is_concurrent))
 }
 
 /// Logs that the server provides no peer address, at most once per minute.
@@ -557,7 +618,9 @@ fn needs_slot(charges: &[Charge<'_>]) -> bool {
 /// `B` is the type of the response body.
 fn log_no_peer<B: 'static>(error: &KeyError) {
     static LAST: Mutex<Option<Instant>> = Mutex::new(None);
-    let Ok(mut last) = LAST.try_lock() else { return };
+    let Ok(mut last) = LAST.try_lock() else {
+        return;
+    };
     if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60)) {
         *last = Some(Instant::now());
         let hint = if is_of_another_axum::<B>() {

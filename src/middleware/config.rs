@@ -103,7 +103,10 @@ impl LayerConfig {
             retries: Retries::default(),
             may_hold: infos.iter().any(RuleInfo::may_hold),
             may_queue: infos.iter().any(|info| info.queues),
-            queue_bounds: Bounds { all: MAX_WAITERS, per_key: None },
+            queue_bounds: Bounds {
+                all: MAX_WAITERS,
+                per_key: None,
+            },
             queue: Arc::default(),
             enabled: Toggle::on(),
             allow: Vec::new(),
@@ -176,8 +179,10 @@ impl LayerConfig {
         if self.report_only.is_on() {
             return Some(Override::ReportOnly);
         }
-        let overcommit =
-            self.overcommit.as_ref().filter(|_| decision.is_some_and(Decision::may_pass_beyond))?;
+        let overcommit = self
+            .overcommit
+            .as_ref()
+            .filter(|_| decision.is_some_and(Decision::may_pass_beyond))?;
         overcommit.try_enter().map(Override::Overcommit)
     }
 
@@ -189,13 +194,22 @@ impl LayerConfig {
             return;
         }
         let need_and_max = |outcome: &Outcome| {
-            let charge = charges.iter().find(|charge| charge.rule == outcome.rule())?;
-            let controller = self.adaptive.iter().find(|(rule, _)| *rule == charge.rule)?;
+            let charge = charges
+                .iter()
+                .find(|charge| charge.rule == outcome.rule())?;
+            let controller = self
+                .adaptive
+                .iter()
+                .find(|(rule, _)| *rule == charge.rule)?;
             (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max))
         };
         let mut adaptive = 0;
         let mut others = 0;
-        for outcome in decision.outcomes.iter_mut().filter(|outcome| outcome.denies()) {
+        for outcome in decision
+            .outcomes
+            .iter_mut()
+            .filter(|outcome| outcome.denies())
+        {
             let Some((need, max)) = need_and_max(outcome) else {
                 others += 1;
                 continue;
@@ -242,7 +256,10 @@ impl LayerConfig {
         self.has_context = self.expose
             || self.after.is_some()
             || self.overcommit.is_some()
-            || self.penalties.iter().any(|penalty| penalty.reads_responses());
+            || self
+                .penalties
+                .iter()
+                .any(|penalty| penalty.reads_responses());
     }
 
     /// Adds a request to the queue. Returns `None` if the queue is full or closed, or the layer is
@@ -252,7 +269,9 @@ impl LayerConfig {
         charges: &[Charge<'_>],
     ) -> Option<Box<QueuedRequest<S>>> {
         let may_queue = !self.report_only.is_on();
-        may_queue.then(|| self.queue.enter(charges, self.queue_bounds)).flatten()
+        may_queue
+            .then(|| self.queue.enter(charges, self.queue_bounds))
+            .flatten()
     }
 
     /// Returns the penalties under which a denial is a strike although the queue has no place for the
@@ -271,7 +290,8 @@ impl LayerConfig {
     /// Returns the penalties of a set.
     pub(super) fn penalties(&self, set: PenaltySet) -> impl Iterator<Item = &RulePenalty> {
         let all = self.penalties.iter().enumerate();
-        all.filter(move |(at, _)| set.contains(*at)).map(|(_, penalty)| &**penalty)
+        all.filter(move |(at, _)| set.contains(*at))
+            .map(|(_, penalty)| &**penalty)
     }
 }
 
@@ -296,13 +316,18 @@ impl PenaltySet {
 ///
 /// A gRPC call is never a preflight, because it has a `content-type`.
 fn is_preflight(head: &RequestHead<'_>) -> bool {
-    let RequestHead { method, headers, .. } = head;
+    let RequestHead {
+        method, headers, ..
+    } = head;
     *method == Method::OPTIONS
         && headers.contains_key(ORIGIN)
         && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
         && !headers.contains_key(CONTENT_TYPE)
         && !headers.contains_key(TRANSFER_ENCODING)
-        && headers.get_all(CONTENT_LENGTH).iter().all(|length| length == "0")
+        && headers
+            .get_all(CONTENT_LENGTH)
+            .iter()
+            .all(|length| length == "0")
 }
 
 /// Everything that a decision adds to the handler and to the response, for layers and rules that
@@ -327,11 +352,20 @@ impl ResponseContext {
     /// Returns the context of a request that bypassed the store.
     pub(super) fn uncharged(settings: &LayerConfig) -> Option<Box<Self>> {
         let bypass = || Decision::allow().with_source(Source::Bypass);
-        let after = settings.after.as_ref().filter(|after| after.exposed.is_some());
+        let after = settings
+            .after
+            .as_ref()
+            .filter(|after| after.exposed.is_some());
         let charge = after.map(|after| ChargeHandle::new(after, &[], bypass(), false));
         let decision = settings.expose.then(|| Box::new(bypass()));
         let is_used = charge.is_some() || decision.is_some();
-        is_used.then(|| Box::new(Self { charge, decision, ..Self::default() }))
+        is_used.then(|| {
+            Box::new(Self {
+                charge,
+                decision,
+                ..Self::default()
+            })
+        })
     }
 
     /// Writes header fields and extensions to a response, adjusts the charge, and makes the body
@@ -349,11 +383,17 @@ impl ResponseContext {
         if let Some(charge) = &self.charge {
             charge.classify(&response);
         }
-        self.watched.iter().for_each(|watched| watched.classify(&response));
-        let Some((mut slot, config)) = self.slot else { return response };
+        self.watched
+            .iter()
+            .for_each(|watched| watched.classify(&response));
+        let Some((mut slot, config)) = self.slot else {
+            return response;
+        };
         if !self.measured.is_empty() {
             let overloaded = config.is_overloaded(&response);
-            self.measured.into_iter().for_each(|measured| measured.complete(overloaded));
+            self.measured
+                .into_iter()
+                .for_each(|measured| measured.complete(overloaded));
         }
         if response.status() == StatusCode::SWITCHING_PROTOCOLS && !config.exposed {
             warn_of_upgrade();
@@ -403,10 +443,16 @@ impl ResponseContext {
             for (rule, controller) in &settings.adaptive {
                 let mut charges = charges.iter();
                 let charge = charges.find(|charge| charge.rule == *rule && decision.charged(*rule));
-                context.measured.extend(charge.map(|charge| controller.hold(charge.cost)));
+                context
+                    .measured
+                    .extend(charge.map(|charge| controller.hold(charge.cost)));
             }
         }
-        for it in settings.penalties.iter().filter(|_| !settings.report_only.is_on()) {
+        for it in settings
+            .penalties
+            .iter()
+            .filter(|_| !settings.report_only.is_on())
+        {
             context.watched.extend(Watched::new(it, decision, charges));
         }
         // A request that overcommits is not charged.
@@ -432,8 +478,14 @@ impl ResponseContext {
         charges: &[Charge<'_>],
     ) {
         let counts = |it: &&Charge<'_>| it.cost > 0 && decision.charged(it.rule);
-        let rules = charges.iter().filter(counts).map(|charge| charge.rule).collect();
-        let is_free = charges.iter().all(|it| it.cost == 0 || it.quotas.is_empty());
+        let rules = charges
+            .iter()
+            .filter(counts)
+            .map(|charge| charge.rule)
+            .collect();
+        let is_free = charges
+            .iter()
+            .all(|it| it.cost == 0 || it.quotas.is_empty());
         // The cost may be known only after the response.
         let may_cost_later = settings.after.is_some();
         if is_free && !may_cost_later {

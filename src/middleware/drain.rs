@@ -73,13 +73,21 @@ pub(super) struct Draining<P> {
 
 /// Announces that the server closes the connection after this response.
 pub(super) fn close<C>(response: &mut Response<C>) {
-    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+        .headers_mut()
+        .insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
 impl Default for DrainConfig {
     fn default() -> Self {
-        let bounds = DrainBounds { bytes: 64 * 1_024, time: Duration::from_secs(1) };
-        let mut config = Self { bounds, readers: Vec::new() };
+        let bounds = DrainBounds {
+            bytes: 64 * 1_024,
+            time: Duration::from_secs(1),
+        };
+        let mut config = Self {
+            bounds,
+            readers: Vec::new(),
+        };
         config.add_boxed::<Infallible>();
         config.add_boxed::<io::Error>();
         config.add_boxed::<BoxError>();
@@ -103,7 +111,10 @@ impl DrainConfig {
     #[track_caller]
     pub(super) fn set_bounds(&mut self, bytes: u64, time: Duration) {
         let is_valid = bytes == 0 || !time.is_zero() && time <= MAX_TIME;
-        assert!(is_valid, "drain: {time:?}; give more than 0 s and at most {MAX_TIME:?}");
+        assert!(
+            is_valid,
+            "drain: {time:?}; give more than 0 s and at most {MAX_TIME:?}"
+        );
         self.bounds = DrainBounds { bytes, time };
     }
 
@@ -165,7 +176,9 @@ pub(super) fn may_be_unread<B: 'static>(request: &Request<B>) -> bool {
 /// Returns `true` if an HTTP/1 request with these headers has a body.
 #[inline]
 fn has_body(headers: &HeaderMap) -> bool {
-    let has_length = headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0");
+    let has_length = headers
+        .get(CONTENT_LENGTH)
+        .is_some_and(|length| length != "0");
     has_length || headers.contains_key(TRANSFER_ENCODING)
 }
 

@@ -21,7 +21,11 @@ macro_rules! extractor {
                     "` on the RateLimitLayer around this handler",
                     $more
                 );
-                parts.extensions.get().cloned().ok_or((StatusCode::INTERNAL_SERVER_ERROR, text))
+                parts
+                    .extensions
+                    .get()
+                    .cloned()
+                    .ok_or((StatusCode::INTERNAL_SERVER_ERROR, text))
             }
         }
     };
@@ -29,4 +33,8 @@ macro_rules! extractor {
 
 extractor!(ChargeHandle, "expose_charge", "");
 extractor!(Decision, "expose_decision", "");
-extractor!(Slot, "expose_slot", "; a request without a quota of slots has none");
+extractor!(
+    Slot,
+    "expose_slot",
+    "; a request without a quota of slots has none"
+);

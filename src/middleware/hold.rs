@@ -40,7 +40,10 @@ pin_project! {
 impl<B> SlotBody<B> {
     /// Creates a body that holds `slot` until `body` ends.
     pub fn new(body: B, slot: Slot) -> Self {
-        Self { body, slot: Some(slot) }
+        Self {
+            body,
+            slot: Some(slot),
+        }
     }
 }
 
@@ -92,8 +95,12 @@ type Wrap<B> = Box<dyn Fn(B, Slot) -> B + Send + Sync>;
 impl Default for HoldConfig {
     fn default() -> Self {
         #[cfg_attr(not(any(feature = "axum", feature = "tonic")), expect(unused_mut))]
-        let mut config =
-            Self { until: HoldUntil::Body, exposed: false, wraps: Vec::new(), overloaded: None };
+        let mut config = Self {
+            until: HoldUntil::Body,
+            exposed: false,
+            wraps: Vec::new(),
+            overloaded: None,
+        };
         // The bodies of axum and tonic can contain any body.
         #[cfg(feature = "axum")]
         config.set_wrap(|body, slot| axum::body::Body::new(SlotBody::new(body, slot)));

@@ -203,7 +203,9 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
             return;
         }
         for info in rule::infos(&*self.rules) {
-            let limit = info.live.and_then(|live| info.exceeded(live.quotas().charged()));
+            let limit = info
+                .live
+                .and_then(|live| info.exceeded(live.quotas().charged()));
             let Some(limit) = limit else { continue };
             let rule = info.name;
             let need = info.min_need();
@@ -300,7 +302,10 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     #[track_caller]
     pub fn retry_after(mut self, retry_after: RetryAfter) -> Self {
         if let RetryAfter::Jitter(percent) = retry_after {
-            assert!(percent <= 10, "retry jitter: {percent} percent; give 0 to 10");
+            assert!(
+                percent <= 10,
+                "retry jitter: {percent} percent; give 0 to 10"
+            );
         }
         self.settings.retries.set_policy(retry_after);
         self
@@ -590,8 +595,18 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Sets the response to denied requests. Defaults to [`TooManyRequests`].
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
-        let Self { rules, store, settings, .. } = self;
-        RateLimitLayer { rules, store, reject: Arc::new(reject), settings }
+        let Self {
+            rules,
+            store,
+            settings,
+            ..
+        } = self;
+        RateLimitLayer {
+            rules,
+            store,
+            reject: Arc::new(reject),
+            settings,
+        }
     }
 
     /// Sets the part of a rejected request's body that the layer reads, and the time for it. Defaults
@@ -704,7 +719,9 @@ where
         let settings = &self.settings;
         let owned = |all: Candidates<'_, '_>| {
             let charges = all.charges;
-            let now = settings.must_not_queue(charges).then(|| without_queueing(charges));
+            let now = settings
+                .must_not_queue(charges)
+                .then(|| without_queueing(charges));
             let charges = now.as_deref().unwrap_or(charges);
             Ok(OwnedCandidates::from(Candidates { charges, ..all }))
         };
@@ -716,12 +733,11 @@ where
         };
         explanation.secret = settings.secret;
         if !explanation.is_allowed() {
-            let reason =
-                settings.override_denial(explanation.decision.as_ref().ok()).map(|reason| {
-                    match reason {
-                        Override::ReportOnly => "the layer only reports",
-                        Override::Overcommit(_) => "the layer overcommits, and there is capacity",
-                    }
+            let reason = settings
+                .override_denial(explanation.decision.as_ref().ok())
+                .map(|reason| match reason {
+                    Override::ReportOnly => "the layer only reports",
+                    Override::Overcommit(_) => "the layer overcommits, and there is capacity",
                 });
             explanation.allowed_because = reason;
         }
@@ -838,19 +854,42 @@ where
     where
         K: Send + Sync + 'static,
     {
-        let Self { rules, store, reject, settings } = self;
-        RateLimitLayer { rules: Arc::new(rules), store: Arc::new(store.boxed()), reject, settings }
+        let Self {
+            rules,
+            store,
+            reject,
+            settings,
+        } = self;
+        RateLimitLayer {
+            rules: Arc::new(rules),
+            store: Arc::new(store.boxed()),
+            reject,
+            settings,
+        }
     }
 
     fn adjust_config(&mut self) -> &mut AdjustConfig {
-        let Self { rules, store, settings, .. } = self;
+        let Self {
+            rules,
+            store,
+            settings,
+            ..
+        } = self;
         settings.after.get_or_insert_with(|| {
             let infos = rule::infos(&**rules);
             let rules = infos.iter().map(|info| info.name).collect();
-            let live = infos.iter().filter_map(|info| Some((info.name, info.live?.clone())));
+            let live = infos
+                .iter()
+                .filter_map(|info| Some((info.name, info.live?.clone())));
             let store = store.clone().boxed();
             let live = live.collect();
-            AdjustConfig { store, rules, live, exposed: None, classify: None }
+            AdjustConfig {
+                store,
+                rules,
+                live,
+                exposed: None,
+                classify: None,
+            }
         })
     }
 }

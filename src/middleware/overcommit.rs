@@ -45,7 +45,10 @@ impl Overcommit {
     /// the head of its response is available.
     #[must_use]
     pub fn in_flight(max: usize) -> Self {
-        Self(Signal::InFlight { max, now: Arc::default() })
+        Self(Signal::InFlight {
+            max,
+            now: Arc::default(),
+        })
     }
 
     /// Counts a request as in flight if capacity is available.
@@ -63,7 +66,9 @@ impl Overcommit {
 
     /// Counts a request as in flight, even beyond the capacity.
     pub(crate) fn enter(&self) -> InFlight {
-        let Signal::InFlight { now, .. } = &self.0 else { return InFlight(None) };
+        let Signal::InFlight { now, .. } = &self.0 else {
+            return InFlight(None);
+        };
         now.fetch_add(1, AcqRel);
         InFlight(Some(now.clone()))
     }

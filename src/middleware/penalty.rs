@@ -33,8 +33,11 @@ const SHARDS: usize = 16;
 const SWEEP: u64 = 100_000_000;
 /// The time in which the block of a key reaches the store, in nanoseconds. Later strikes are ignored.
 const BLOCK_DELAY: u64 = 1_000_000_000;
-const DEFAULT_BLOCKS: [Duration; 3] =
-    [Duration::from_secs(60), Duration::from_secs(5 * 60), Duration::from_secs(15 * 60)];
+const DEFAULT_BLOCKS: [Duration; 3] = [
+    Duration::from_secs(60),
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(15 * 60),
+];
 const DEFAULT_FORGIVE: Duration = Duration::from_secs(86_400);
 /// The longest block and the longest time until one is forgiven.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
@@ -148,20 +151,37 @@ impl Penalty {
     pub(super) fn unchecked(quota: Quota) -> Self {
         let blocks = DEFAULT_BLOCKS.into();
         let forgive = DEFAULT_FORGIVE;
-        Self { strikes: quota, blocks, forgive, is_strike: None, capacity: KEYS }
+        Self {
+            strikes: quota,
+            blocks,
+            forgive,
+            is_strike: None,
+            capacity: KEYS,
+        }
     }
 
     /// Returns the penalty if all settings are valid.
     pub(super) fn checked(self) -> Result<Self, String> {
-        let Self { strikes, blocks, forgive, capacity, .. } = &self;
+        let Self {
+            strikes,
+            blocks,
+            forgive,
+            capacity,
+            ..
+        } = &self;
         let times = blocks.iter().map(|time| ("block", time));
         let valid = Duration::from_secs(1)..=LONGEST;
-        let invalid = times.chain([("forgive", forgive)]).find(|time| !valid.contains(time.1));
+        let invalid = times
+            .chain([("forgive", forgive)])
+            .find(|time| !valid.contains(time.1));
         Err(if strikes.limit() == 0 || !strikes.is_gcra() {
             let fix = "give a rate with the algorithm Gcra, such as 20/min";
             format!("penalty: after is {strikes}; {fix}")
         } else if !(1..=MAX_BLOCKS).contains(&blocks.len()) {
-            format!("penalty: block has {} times; give 1 to {MAX_BLOCKS}", blocks.len())
+            format!(
+                "penalty: block has {} times; give 1 to {MAX_BLOCKS}",
+                blocks.len()
+            )
         } else if let Some((field, time)) = invalid {
             format!("penalty: {field} is {time:?}; give 1 s to 365 days")
         } else if *capacity == 0 {
@@ -179,7 +199,13 @@ impl Penalty {
     /// Panics if there is no time or more than 32, or one is less than a second or more than 365 days.
     #[track_caller]
     pub fn block(self, times: impl Into<Vec<Duration>>) -> Self {
-        literal(Self { blocks: times.into().into(), ..self }.checked())
+        literal(
+            Self {
+                blocks: times.into().into(),
+                ..self
+            }
+            .checked(),
+        )
     }
 
     /// Sets the time after which a block is forgiven, so that the next one is one step shorter.
@@ -189,7 +215,13 @@ impl Penalty {
     /// Panics if the time is less than a second or more than 365 days.
     #[track_caller]
     pub fn forgive(self, time: Duration) -> Self {
-        literal(Self { forgive: time, ..self }.checked())
+        literal(
+            Self {
+                forgive: time,
+                ..self
+            }
+            .checked(),
+        )
     }
 
     /// Counts responses for which `is_strike` returns `true`, instead of denials.
@@ -205,7 +237,10 @@ impl Penalty {
         self,
         is_strike: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        Self { is_strike: Some(Arc::new(is_strike)), ..self }
+        Self {
+            is_strike: Some(Arc::new(is_strike)),
+            ..self
+        }
     }
 
     /// Sets the number of keys whose strikes are counted, each with some 50 bytes. Defaults to 16,384.
@@ -215,15 +250,30 @@ impl Penalty {
     /// Panics if the number is 0.
     #[track_caller]
     pub fn capacity(self, keys: usize) -> Self {
-        literal(Self { capacity: keys, ..self }.checked())
+        literal(
+            Self {
+                capacity: keys,
+                ..self
+            }
+            .checked(),
+        )
     }
 }
 
 impl fmt::Debug for Penalty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { strikes, blocks, forgive, capacity, .. } = self;
+        let Self {
+            strikes,
+            blocks,
+            forgive,
+            capacity,
+            ..
+        } = self;
         let mut penalty = f.debug_struct("Penalty");
-        penalty.field("strikes", strikes).field("blocks", blocks).field("forgive", forgive);
+        penalty
+            .field("strikes", strikes)
+            .field("blocks", blocks)
+            .field("forgive", forgive);
         penalty.field("capacity", capacity).finish_non_exhaustive()
     }
 }
@@ -261,9 +311,11 @@ impl StrikeShard {
                 return None;
             }
             self.swept_at = now.max(1);
-            self.entries.retain(|_, it| it.tat.max(it.forgiven_at) > now);
+            self.entries
+                .retain(|_, it| it.tat.max(it.forgiven_at) > now);
             if self.entries.len() >= capacity {
-                self.entries.retain(|_, it| it.tat.max(it.ignored_until) > now);
+                self.entries
+                    .retain(|_, it| it.tat.max(it.ignored_until) > now);
             }
             if self.entries.len() >= capacity {
                 return None;
@@ -275,14 +327,21 @@ impl StrikeShard {
 
 impl Strikes {
     fn new() -> Self {
-        Self { shards: Default::default(), seed: RandomState::new(), created: Instant::now() }
+        Self {
+            shards: Default::default(),
+            seed: RandomState::new(),
+            created: Instant::now(),
+        }
     }
 
     /// Counts a strike. Returns the time of a block if the key has too many.
     fn count(&self, key: &Key, penalty: &Penalty) -> Option<Duration> {
         let now = nanos(self.created.elapsed());
         let id = self.seed.hash_one(key);
-        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "any bits of the hash are random"
+        )]
         let mut shard = self.shards[id as usize % SHARDS].lock();
         let entry = shard.entry(id, now, penalty.capacity.div_ceil(SHARDS))?;
         if entry.ignored_until > now {
@@ -333,7 +392,13 @@ impl RulePenalty {
         let shown = infos.iter().filter(|info| !info.is_hidden());
         let Some(info) = shown.clone().find(|info| info.name.as_str() == rule) else {
             let known = shown.map(|info| info.name).collect();
-            panic!("penalty: {}", RuleError::Unknown { name: rule.into(), known });
+            panic!(
+                "penalty: {}",
+                RuleError::Unknown {
+                    name: rule.into(),
+                    known
+                }
+            );
         };
         let rule = info.name;
         assert!(
@@ -341,7 +406,13 @@ impl RulePenalty {
             "penalty: the key of rule {rule} is never that of one client, so a block would be one of all \
              clients; give the penalty to a rule with a key such as PeerIp or ClientIp"
         );
-        Self { rule, penalty, strikes: Strikes::new(), store, log: Arc::default() }
+        Self {
+            rule,
+            penalty,
+            strikes: Strikes::new(),
+            store,
+            log: Arc::default(),
+        }
     }
 
     pub(crate) fn reads_responses(&self) -> bool {
@@ -358,7 +429,9 @@ impl RulePenalty {
                 .iter()
                 .any(|outcome| outcome.rule() == self.rule && outcome.denies())
         {
-            self.find(charges).into_iter().for_each(|charge| self.strike(charge));
+            self.find(charges)
+                .into_iter()
+                .for_each(|charge| self.strike(charge));
         }
     }
 
@@ -372,15 +445,22 @@ impl RulePenalty {
         if !charge.key.is_client() {
             return;
         }
-        let Some(time) = self.strikes.count(charge.key, &self.penalty) else { return };
+        let Some(time) = self.strikes.count(charge.key, &self.penalty) else {
+            return;
+        };
         let store = self.store.clone();
-        let report = BlockReport { rule: self.rule, log: self.log.clone() };
+        let report = BlockReport {
+            rule: self.rule,
+            log: self.log.clone(),
+        };
         // A block is not seen by a charge of nothing.
         let charge = &charge.with_cost(charge.cost.max(1));
         let charges = OwnedCharges::from(slice::from_ref(charge));
-        self.store.peek(slice::from_ref(charge)).detach(move |seen| {
-            charges.with(|charges| block(&store, &charges[0], report, &seen, time));
-        });
+        self.store
+            .peek(slice::from_ref(charge))
+            .detach(move |seen| {
+                charges.with(|charges| block(&store, &charges[0], report, &seen, time));
+            });
     }
 }
 
@@ -492,23 +572,43 @@ mod tests {
         for key in 0..10_000_u64 {
             assert_eq!(strikes.count(&Key::from(key), &penalty), None);
         }
-        let counted = strikes.shards.iter().map(|it| it.lock().entries.len()).sum::<usize>();
+        let counted = strikes
+            .shards
+            .iter()
+            .map(|it| it.lock().entries.len())
+            .sum::<usize>();
         assert_eq!(counted, 64);
     }
 
     #[test]
     fn a_full_table_has_room_once_strikes_are_forgotten_or_keys_are_blocked() {
-        let struck = |tat| KeyStrikes { tat, ..KeyStrikes::default() };
-        let blocked = KeyStrikes { forgiven_at: DAY, ignored_until: SWEEP, ..struck(0) };
+        let struck = |tat| KeyStrikes {
+            tat,
+            ..KeyStrikes::default()
+        };
+        let blocked = KeyStrikes {
+            forgiven_at: DAY,
+            ignored_until: SWEEP,
+            ..struck(0)
+        };
         for (name, recent) in [("strikes", struck(SWEEP)), ("a block", blocked)] {
             let mut shard = StrikeShard::default();
             *shard.entry(0, 0, 2).expect("room") = recent;
             *shard.entry(1, 0, 2).expect("room") = struck(DAY);
             assert!(shard.entry(2, 1, 2).is_none(), "{name}: full");
-            assert!(shard.entry(1, 1, 2).is_some(), "{name}: a key with strikes has its entry");
-            assert!(shard.entry(2, SWEEP, 2).is_none(), "{name}: swept a moment ago");
+            assert!(
+                shard.entry(1, 1, 2).is_some(),
+                "{name}: a key with strikes has its entry"
+            );
+            assert!(
+                shard.entry(2, SWEEP, 2).is_none(),
+                "{name}: swept a moment ago"
+            );
             *shard.entry(2, SWEEP + 1, 2).expect(name) = struck(DAY);
-            assert!(shard.entry(3, DAY - 1, 2).is_none(), "{name}: recent strikes stay");
+            assert!(
+                shard.entry(3, DAY - 1, 2).is_none(),
+                "{name}: recent strikes stay"
+            );
         }
     }
 }

@@ -11,7 +11,10 @@ use crate::{
 };
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields, expecting = "a table, as { after = \"20/min\", block = \"15min\" }")]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table, as { after = \"20/min\", block = \"15min\" }"
+)]
 struct PenaltySettings {
     after: Quota,
     block: Option<BlockTimes>,
@@ -58,7 +61,9 @@ impl Setting for BlockTimes {
 
     fn from_list<'de, D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {
         let times = Vec::<String>::deserialize(list)?.into_iter();
-        let times = times.map(|time| read_time("penalty: block", &time)).collect::<Result<_, _>>();
+        let times = times
+            .map(|time| read_time("penalty: block", &time))
+            .collect::<Result<_, _>>();
         times.map(Self).map_err(D::Error::custom)
     }
 }

@@ -133,7 +133,11 @@ impl Bounds {
         if !charge.key.has_part_of_queue() {
             return self.all;
         }
-        let limit = charge.quotas.iter().map(|quota| most_waiting(quota, charge)).min();
+        let limit = charge
+            .quotas
+            .iter()
+            .map(|quota| most_waiting(quota, charge))
+            .min();
         let limit = usize::try_from(limit.unwrap_or(0)).unwrap_or(usize::MAX);
         limit.min(self.all / PLACES_PER_KEY_PLACE).max(1)
     }
@@ -173,7 +177,9 @@ impl Queue {
         }
         drop(state);
         let may_hold = |charge: &Charge<'_>| charge.quotas.iter().any(Quota::is_concurrent);
-        let waits = charges.iter().any(|charge| charge.queues() && may_hold(charge));
+        let waits = charges
+            .iter()
+            .any(|charge| charge.queues() && may_hold(charge));
         let now = Instant::now();
         Some(Box::new(QueuedRequest {
             queue: self.clone(),
@@ -203,7 +209,8 @@ impl Queue {
 
     fn any_full(&self, charges: &[Charge<'_>], bounds: Bounds, state: &QueueState) -> bool {
         let queued = |key| state.keys.get(&key).copied().unwrap_or(0);
-        self.keys_of(charges).any(|(key, charge)| queued(key) >= bounds.of(charge) as u64)
+        self.keys_of(charges)
+            .any(|(key, charge)| queued(key) >= bounds.of(charge) as u64)
     }
 
     /// Returns the charges that can queue, each with a hash of its rule and key.
@@ -246,7 +253,10 @@ impl Queue {
             waiters.push(waiting.waiter.clone());
             if waiting.last.decision.is_allowed() {
                 let LastDecision { decision, charges } = LastDecision::clone(&waiting.last);
-                let denied = Box::new(LastDecision { decision: decision.into_denied(), charges });
+                let denied = Box::new(LastDecision {
+                    decision: decision.into_denied(),
+                    charges,
+                });
                 charged.push(*mem::replace(&mut waiting.last, denied));
             }
         }
@@ -326,8 +336,15 @@ impl<S: Store> QueuedRequest<S> {
         decision: &Decision,
         charges: &[Charge<'_>],
     ) {
-        let queues = |rule| charges.iter().any(|charge| charge.rule == rule && charge.queues());
-        self.observed = self.observed.take().or_else(|| metrics.queue(decision, queues));
+        let queues = |rule| {
+            charges
+                .iter()
+                .any(|charge| charge.rule == rule && charge.queues())
+        };
+        self.observed = self
+            .observed
+            .take()
+            .or_else(|| metrics.queue(decision, queues));
     }
 
     /// Completes at the turn of the request, when it may ask for its slots again, at the end of its
@@ -347,7 +364,9 @@ impl<S: Store> QueuedRequest<S> {
 
     /// Returns `true` if the request has been charged and its turn has come.
     pub(super) fn is_charged(&self) -> bool {
-        self.last.as_ref().is_some_and(|last| last.decision.is_allowed())
+        self.last
+            .as_ref()
+            .is_some_and(|last| last.decision.is_allowed())
     }
 
     /// Returns `true` if the queue is closed.
@@ -372,7 +391,9 @@ impl<S: Store> Drop for QueuedRequest<S> {
             waiter.leave();
         }
         let mut state = self.queue.state.lock();
-        self.keys.iter().for_each(|key| subtract(&mut state.keys, *key, 1));
+        self.keys
+            .iter()
+            .for_each(|key| subtract(&mut state.keys, *key, 1));
         self.queue.all.fetch_sub(1, AcqRel);
     }
 }
@@ -406,7 +427,9 @@ impl QueueHandle {
 
 impl fmt::Debug for QueueHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueueHandle").field("is_closed", &self.is_closed()).finish()
+        f.debug_struct("QueueHandle")
+            .field("is_closed", &self.is_closed())
+            .finish()
     }
 }
 
@@ -443,7 +466,10 @@ mod tests {
     use super::*;
     use crate::{key::Key, name::RuleName, store::LocalStore};
 
-    const ALL: Bounds = Bounds { all: 1_024, per_key: None };
+    const ALL: Bounds = Bounds {
+        all: 1_024,
+        per_key: None,
+    };
     const SHORTEST: Duration = Duration::from_nanos(1);
 
     fn enter(
@@ -468,7 +494,10 @@ mod tests {
         assert!(enter(&queue, &[charge], bounds).is_none());
         let max = queued.len();
         drop(queued);
-        assert!(queue.state.lock().keys.is_empty(), "an entry was left behind");
+        assert!(
+            queue.state.lock().keys.is_empty(),
+            "an entry was left behind"
+        );
         assert_eq!(queue.all.load(Acquire), 0);
         max
     }
@@ -491,7 +520,10 @@ mod tests {
         assert_eq!(bound(&key, &five, Bounds { all: 0, ..ALL }), 0);
         assert_eq!(bound(&Key::everyone(), &five, ALL), 1_024);
         for max in [0, 1, 7, 2_000] {
-            let bounds = Bounds { per_key: Some(max), ..ALL };
+            let bounds = Bounds {
+                per_key: Some(max),
+                ..ALL
+            };
             assert_eq!(bound(&key, &five, bounds), max.min(1_024));
             assert_eq!(bound(&Key::everyone(), &five, bounds), max.min(1_024));
         }
@@ -524,7 +556,10 @@ mod tests {
         let _both = [(); 2].map(|()| enter(&queue, &both, ALL).expect("free"));
         assert!(queue.is_full(&[waits("ip", &bob)], ALL));
         assert!(queue.is_full(&[waits("user", &alice), waits("ip", &bob)], ALL));
-        assert!(!queue.is_full(&[waits("user", &alice)], ALL), "rule user never queued");
+        assert!(
+            !queue.is_full(&[waits("user", &alice)], ALL),
+            "rule user never queued"
+        );
         assert!(!queue.is_full(&[waits("ip", &alice)], ALL));
     }
 }

@@ -114,7 +114,11 @@ pub(crate) struct Retries {
 impl Default for Retries {
     fn default() -> Self {
         let policy = RetryAfter::Earliest;
-        Self { policy, in_milliseconds: false, promises: Arc::default() }
+        Self {
+            policy,
+            in_milliseconds: false,
+            promises: Arc::default(),
+        }
     }
 }
 
@@ -233,8 +237,13 @@ impl<'a> Pace<'a> {
     /// late. Whole seconds are late anyway.
     fn spacing(&self) -> Duration {
         let is_exact = self.step < SECOND;
-        let margin = if is_exact { self.interval / 10 } else { Duration::ZERO };
-        self.interval.saturating_add(margin.saturating_sub(self.early()))
+        let margin = if is_exact {
+            self.interval / 10
+        } else {
+            Duration::ZERO
+        };
+        self.interval
+            .saturating_add(margin.saturating_sub(self.early()))
     }
 }
 

@@ -43,7 +43,10 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
         self.advise();
         let mut layer = self.clone();
         layer.settings.prepare(&rule::infos(&*self.rules));
-        RateLimit { inner, layer: Arc::new(layer) }
+        RateLimit {
+            inner,
+            layer: Arc::new(layer),
+        }
     }
 }
 
@@ -91,27 +94,42 @@ where
         let admission = self.layer.admit(&RequestHead::from(&request));
         mem::forget(readiness);
         match admission {
-            Admission::Admitted(lines) => {
-                ResponseFuture { state: State::Running { future: self.inner.call(request), lines } }
-            }
+            Admission::Admitted(lines) => ResponseFuture {
+                state: State::Running {
+                    future: self.inner.call(request),
+                    lines,
+                },
+            },
             Admission::Extended(mut context) => {
                 context.attach(request.extensions_mut());
                 let future = self.inner.call(request);
                 let context = Some(context);
-                ResponseFuture { state: State::Extended { future, context } }
+                ResponseFuture {
+                    state: State::Extended { future, context },
+                }
             }
             Admission::Rejected(response) => {
                 // `poll_ready` may have reserved a permit, which an idle connection must not hold.
                 self.inner = self.inner.clone();
                 let drain = &self.layer.settings.drain;
-                ResponseFuture { state: State::rejected(drain, request, response) }
+                ResponseFuture {
+                    state: State::rejected(drain, request, response),
+                }
             }
             step @ (Admission::Waiting(_) | Admission::Deciding(_)) => {
                 let clone = self.inner.clone();
                 let inner = mem::replace(&mut self.inner, clone);
                 let layer = self.layer.clone();
-                let parked = Box::new(Parked { inner, is_ready: true, layer, request, step });
-                ResponseFuture { state: parked.into_state() }
+                let parked = Box::new(Parked {
+                    inner,
+                    is_ready: true,
+                    layer,
+                    request,
+                    step,
+                });
+                ResponseFuture {
+                    state: parked.into_state(),
+                }
             }
         }
     }
@@ -131,7 +149,10 @@ impl<I: Clone> Drop for Readiness<'_, I> {
 
 impl<I: Clone, K, S, R> Clone for RateLimit<I, K, S, R> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), layer: self.layer.clone() }
+        Self {
+            inner: self.inner.clone(),
+            layer: self.layer.clone(),
+        }
     }
 }
 
@@ -192,7 +213,9 @@ where
                 }
             }
         }
-        Self::Rejected { response: Some(response) }
+        Self::Rejected {
+            response: Some(response),
+        }
     }
 }
 
@@ -227,7 +250,10 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
-                StateProj::Running { future, lines: None } => return future.poll(cx),
+                StateProj::Running {
+                    future,
+                    lines: None,
+                } => return future.poll(cx),
                 StateProj::Running { future, lines } => {
                     let mut polled = future.poll(cx);
                     if let Poll::Ready(Ok(response)) = &mut polled {
@@ -286,7 +312,10 @@ where
                 return State::rejected(&self.layer.settings.drain, self.request, response);
             }
             Admission::Admitted(lines) if self.is_ready => {
-                return State::Running { future: self.inner.call(self.request), lines };
+                return State::Running {
+                    future: self.inner.call(self.request),
+                    lines,
+                };
             }
             Admission::Extended(mut context) if self.is_ready => {
                 context.attach(self.request.extensions_mut());
@@ -318,7 +347,13 @@ where
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
-        let Self { inner, is_ready, layer, request, step } = self;
+        let Self {
+            inner,
+            is_ready,
+            layer,
+            request,
+            step,
+        } = self;
         let head = RequestHead::from(&*request);
         let mut runs = true;
         match step {

@@ -53,7 +53,14 @@ impl Counters {
     pub fn snapshot(&self) -> Counts {
         let [allowed, denied, would_deny, overage, delayed, unkeyed] =
             self.0.each_ref().map(|count| count.load(Relaxed));
-        Counts { allowed, denied, would_deny, overage, delayed, unkeyed }
+        Counts {
+            allowed,
+            denied,
+            would_deny,
+            overage,
+            delayed,
+            unkeyed,
+        }
     }
 }
 

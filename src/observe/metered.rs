@@ -84,12 +84,18 @@ impl Metrics {
         rules.sort_by_key(|rule| rule.rule.as_str());
         rules.dedup_by_key(|rule| rule.rule);
         let durations = Arc::new(from_fn(|_| OnceLock::new()));
-        Self { rules: rules.into(), durations, attempts: Arc::default() }
+        Self {
+            rules: rules.into(),
+            durations,
+            attempts: Arc::default(),
+        }
     }
 
     /// Records the store calls of a request that had a choice.
     pub(crate) fn attempted(&self, calls: u32) {
-        self.attempts.get_or_init(|| histogram!("ratelimit.attempts")).record(calls);
+        self.attempts
+            .get_or_init(|| histogram!("ratelimit.attempts"))
+            .record(calls);
     }
 
     /// Records the time until the store answered.
@@ -113,9 +119,15 @@ impl Metrics {
         quotas: &[Quota],
         cost: u32,
     ) {
-        let quota = quotas.iter().find(|quota| quota.is_concurrent() && cost > 0);
-        let Some(quota) = quota.filter(|_| decision.charged(rule)) else { return };
-        let Some(metered) = self.rules.iter().find(|metered| metered.rule == rule) else { return };
+        let quota = quotas
+            .iter()
+            .find(|quota| quota.is_concurrent() && cost > 0);
+        let Some(quota) = quota.filter(|_| decision.charged(rule)) else {
+            return;
+        };
+        let Some(metered) = self.rules.iter().find(|metered| metered.rule == rule) else {
+            return;
+        };
         let slots = metered
             .slots
             .get_or_init(|| metered.active("ratelimit.active_slots", "ratelimit.slot.duration"));
@@ -180,11 +192,18 @@ impl RuleMetrics {
             limits.push(LimitGauge { name, gauge });
         }
         let gone = mem::replace(&mut *self.limits.lock(), limits.clone());
-        for old in gone.iter().filter(|old| limits.iter().all(|limit| limit.name != old.name)) {
+        for old in gone
+            .iter()
+            .filter(|old| limits.iter().all(|limit| limit.name != old.name))
+        {
             old.gauge.set(0);
         }
         // Another thread has set the gauges meanwhile, maybe from an older plan.
-        if self.quotas.compare_exchange(known, hash, Relaxed, Relaxed).is_err() {
+        if self
+            .quotas
+            .compare_exchange(known, hash, Relaxed, Relaxed)
+            .is_err()
+        {
             self.quotas.store(0, Relaxed);
         }
     }
@@ -192,8 +211,13 @@ impl RuleMetrics {
     /// Records the largest share that the key of a decision has used of a quota of the rule, and
     /// counts an allowed request that is close to the limit.
     fn record_utilization(&self, decision: &Decision) {
-        let used = decision.outcomes().iter().filter_map(|outcome| self.used(outcome));
-        let Some(most) = used.reduce(f64::max).filter(|_| !decision.is_blocked()) else { return };
+        let used = decision
+            .outcomes()
+            .iter()
+            .filter_map(|outcome| self.used(outcome));
+        let Some(most) = used.reduce(f64::max).filter(|_| !decision.is_blocked()) else {
+            return;
+        };
         let policy = self.rule.as_str();
         self.utilization
             .get_or_init(|| histogram!("ratelimit.utilization", "policy" => policy))
@@ -216,7 +240,10 @@ impl RuleMetrics {
 
     fn active(&self, gauge: &'static str, duration: &'static str) -> (Gauge, Histogram) {
         let policy = self.rule.as_str();
-        (gauge!(gauge, "policy" => policy), histogram!(duration, "policy" => policy))
+        (
+            gauge!(gauge, "policy" => policy),
+            histogram!(duration, "policy" => policy),
+        )
     }
 }
 
@@ -225,7 +252,12 @@ impl Active {
         let units = units.into();
         let since = tokio::time::Instant::now();
         gauge.increment(units);
-        Self { gauge: gauge.clone(), duration: duration.clone(), units, since }
+        Self {
+            gauge: gauge.clone(),
+            duration: duration.clone(),
+            units,
+            since,
+        }
     }
 }
 
@@ -249,7 +281,9 @@ impl OnDecision for Metrics {
                 metered.set_limits(charged.quotas);
                 metered.record_utilization(decision);
             }
-            let Some(cause) = event.cause(metered.rule) else { continue };
+            let Some(cause) = event.cause(metered.rule) else {
+                continue;
+            };
             let policy = metered.rule.as_str();
             let result = cause.label(event.is_admitted);
             let counter = labelled(
@@ -280,22 +314,50 @@ fn labelled<'m, T>(
 #[cold]
 fn describe() {
     for (name, text) in [
-        ("ratelimit.decisions", "Rate limit decisions, one per request and rule."),
+        (
+            "ratelimit.decisions",
+            "Rate limit decisions, one per request and rule.",
+        ),
         ("ratelimit.near_limit", "Allowed requests close to a limit."),
-        ("ratelimit.unidentified", "Requests rejected before a store was asked."),
-        ("ratelimit.store.errors", "Calls that a store failed to decide."),
-        ("ratelimit.overflows", "Decisions on accounts that new keys share in a full store."),
-        ("ratelimit.blocks.denied", "Blocks that the embedded store had no room for."),
+        (
+            "ratelimit.unidentified",
+            "Requests rejected before a store was asked.",
+        ),
+        (
+            "ratelimit.store.errors",
+            "Calls that a store failed to decide.",
+        ),
+        (
+            "ratelimit.overflows",
+            "Decisions on accounts that new keys share in a full store.",
+        ),
+        (
+            "ratelimit.blocks.denied",
+            "Blocks that the embedded store had no room for.",
+        ),
     ] {
         describe_counter!(name, Unit::Count, text);
     }
-    for name in ["ratelimit.unidentified", "ratelimit.overflows", "ratelimit.blocks.denied"] {
+    for name in [
+        "ratelimit.unidentified",
+        "ratelimit.overflows",
+        "ratelimit.blocks.denied",
+    ] {
         counter!(name).increment(0);
     }
     for (name, text) in [
-        ("ratelimit.decision.duration", "Time until the store answers."),
-        ("ratelimit.slot.duration", "Time for which a request holds its slots."),
-        ("ratelimit.time_in_queue", "Time for which a request waits before it runs or is denied."),
+        (
+            "ratelimit.decision.duration",
+            "Time until the store answers.",
+        ),
+        (
+            "ratelimit.slot.duration",
+            "Time for which a request holds its slots.",
+        ),
+        (
+            "ratelimit.time_in_queue",
+            "Time for which a request waits before it runs or is denied.",
+        ),
     ] {
         describe_histogram!(name, Unit::Seconds, text);
     }
@@ -307,10 +369,22 @@ fn describe() {
     describe_gauge!("ratelimit.store.circuit", breaker);
     for (name, text) in [
         ("ratelimit.keys", "Accounts in debt in the embedded store."),
-        ("ratelimit.capacity", "Accounts that the embedded store can hold."),
-        ("ratelimit.limit", "Units that a key can use at once, or slots that it can hold."),
-        ("ratelimit.active_slots", "Slots that the requests of this process hold."),
-        ("ratelimit.queued_requests", "Requests that wait for a rate or a slot."),
+        (
+            "ratelimit.capacity",
+            "Accounts that the embedded store can hold.",
+        ),
+        (
+            "ratelimit.limit",
+            "Units that a key can use at once, or slots that it can hold.",
+        ),
+        (
+            "ratelimit.active_slots",
+            "Slots that the requests of this process hold.",
+        ),
+        (
+            "ratelimit.queued_requests",
+            "Requests that wait for a rate or a slot.",
+        ),
     ] {
         describe_gauge!(name, Unit::Count, text);
     }

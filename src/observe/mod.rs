@@ -153,7 +153,11 @@ impl<'a> DecisionEvent<'a> {
     pub fn result(&self) -> Option<&'static str> {
         let decision = self.decision.ok()?;
         let is_reported = self.is_admitted && !decision.is_allowed();
-        let cause = if is_reported { Cause::Reported } else { self.overall(decision) };
+        let cause = if is_reported {
+            Cause::Reported
+        } else {
+            self.overall(decision)
+        };
         Some(cause.label(self.is_admitted))
     }
 
@@ -161,7 +165,11 @@ impl<'a> DecisionEvent<'a> {
     fn overall(&self, decision: &Decision) -> Cause {
         let cause = decision.cause();
         // Only report-only rules let such a request pass.
-        if self.is_admitted && cause.is_unavailable() { Cause::Reported } else { cause }
+        if self.is_admitted && cause.is_unavailable() {
+            Cause::Reported
+        } else {
+            cause
+        }
     }
 
     /// Returns the cause of the result under a rule. A denial has one under the rules that denied it.

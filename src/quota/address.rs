@@ -44,7 +44,9 @@ impl QuotaAddress {
     #[inline]
     pub(crate) fn at(quotas: &[Quota], index: usize) -> Self {
         let address = quotas[index].address;
-        let earlier = quotas[..index].iter().filter(|quota| quota.address == address);
+        let earlier = quotas[..index]
+            .iter()
+            .filter(|quota| quota.address == address);
         let number = u32::try_from(earlier.count()).unwrap_or(0);
         // An odd constant (from the golden ratio).
         Self(address.0.wrapping_add(number.wrapping_mul(0x9e37_79b9)))
@@ -106,14 +108,23 @@ mod tests {
         let minute = 60_000_000_000_u64.to_le_bytes();
         let bytes = [&b"s"[..], &minute, &6_u32.to_le_bytes(), b"tokens"].concat();
         assert_eq!(sliding.number(), Fnv::new().bytes(&bytes).0);
-        assert_eq!(Quota::concurrent(3).address().number(), Fnv::new().bytes(b"c").0);
+        assert_eq!(
+            Quota::concurrent(3).address().number(),
+            Fnv::new().bytes(b"c").0
+        );
     }
 
     #[test]
     fn quotas_of_one_charge_that_count_the_same_have_accounts_of_their_own() {
-        let quotas =
-            [Quota::per_hour(5), Quota::per_day(9), Quota::per_hour(7), Quota::per_hour(8)];
-        let all: Vec<_> = (0..4).map(|index| QuotaAddress::at(&quotas, index)).collect();
+        let quotas = [
+            Quota::per_hour(5),
+            Quota::per_day(9),
+            Quota::per_hour(7),
+            Quota::per_hour(8),
+        ];
+        let all: Vec<_> = (0..4)
+            .map(|index| QuotaAddress::at(&quotas, index))
+            .collect();
         assert_eq!(all[..2], [quotas[0].address(), quotas[1].address()]);
         assert!((0..4).all(|at| !all[..at].contains(&all[at])), "{all:?}");
     }
@@ -121,13 +132,21 @@ mod tests {
     /// Quotas that count something else, with others that count the same under another limit.
     fn kinds() -> Vec<Vec<Quota>> {
         let five = Quota::per_hour(5);
-        let lending = Algorithm::FixedWindow { carry_over: 2, paced: false };
-        let paced = Algorithm::FixedWindow { carry_over: 0, paced: true };
+        let lending = Algorithm::FixedWindow {
+            carry_over: 2,
+            paced: false,
+        };
+        let paced = Algorithm::FixedWindow {
+            carry_over: 0,
+            paced: true,
+        };
         vec![
             vec![
                 five,
                 Quota::per_hour(7).with_burst(3).with_soft(2),
-                Quota::per(9, Duration::from_secs(3_600)).with_initial(1).with_name("x"),
+                Quota::per(9, Duration::from_secs(3_600))
+                    .with_initial(1)
+                    .with_name("x"),
                 five.with_max_debt(1).with_unit("requests"),
             ],
             vec![Quota::per_minute(5)],
@@ -163,13 +182,20 @@ mod tests {
     #[cfg(feature = "calendar")]
     #[test]
     fn calendar_periods_have_addresses_of_their_own_without_the_anchor() {
-        let start = "2024-01-31T09:00[Europe/Berlin]".parse().expect("an instant");
+        let start = "2024-01-31T09:00[Europe/Berlin]"
+            .parse()
+            .expect("an instant");
         let month = Quota::per_month(5);
         assert_eq!(month.address(), month.anchored_at(&start).address());
         let day = Quota::per_day(5).with_algorithm(Algorithm::fixed_window());
         let all = [month, Quota::per_year(5), day, day.anchored_at(&start)];
         for (at, quota) in all.iter().enumerate() {
-            assert!(all[..at].iter().all(|other| other.address() != quota.address()), "{quota}");
+            assert!(
+                all[..at]
+                    .iter()
+                    .all(|other| other.address() != quota.address()),
+                "{quota}"
+            );
         }
     }
 }

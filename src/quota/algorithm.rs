@@ -78,7 +78,10 @@ impl Algorithm {
     /// ```
     #[must_use]
     pub const fn fixed_window() -> Self {
-        Self::FixedWindow { carry_over: 0, paced: false }
+        Self::FixedWindow {
+            carry_over: 0,
+            paced: false,
+        }
     }
 
     /// Returns `true` for windows and logs, whose burst equals their units.
@@ -174,9 +177,10 @@ impl Algorithm {
     pub(super) fn share(self, of: Part) -> Self {
         match self {
             Self::TokenBucket => Self::Gcra,
-            Self::FixedWindow { carry_over, paced } => {
-                Self::FixedWindow { carry_over: of.of(carry_over), paced }
-            }
+            Self::FixedWindow { carry_over, paced } => Self::FixedWindow {
+                carry_over: of.of(carry_over),
+                paced,
+            },
             Self::Gcra
             | Self::AnchoredWindow
             | Self::SlidingWindow { .. }
@@ -193,7 +197,11 @@ impl Quota {
         match self.algorithm {
             Algorithm::TokenBucket => {
                 let by_period = (self.units as u64).saturating_mul(MAX_REFILL / self.period);
-                if by_period < by_interval { by_period } else { by_interval }
+                if by_period < by_interval {
+                    by_period
+                } else {
+                    by_interval
+                }
             }
             Algorithm::Gcra
             | Algorithm::FixedWindow { .. }
@@ -237,7 +245,10 @@ pub(crate) const EXAMPLES: [Algorithm; 8] = [
     Algorithm::Gcra,
     Algorithm::TokenBucket,
     Algorithm::fixed_window(),
-    Algorithm::FixedWindow { carry_over: 3, paced: true },
+    Algorithm::FixedWindow {
+        carry_over: 3,
+        paced: true,
+    },
     Algorithm::AnchoredWindow,
     Algorithm::SlidingWindow { buckets: 1 },
     Algorithm::SlidingWindow { buckets: 5 },
@@ -295,8 +306,20 @@ mod tests {
             (Algorithm::Gcra, "GCRA\n"),
             (Algorithm::TokenBucket, "Token bucket"),
             (Algorithm::fixed_window(), "Fixed window\n"),
-            (Algorithm::FixedWindow { carry_over: 3, paced: false }, "Fixed window, carry-over"),
-            (Algorithm::FixedWindow { carry_over: 0, paced: true }, "Fixed window, paced"),
+            (
+                Algorithm::FixedWindow {
+                    carry_over: 3,
+                    paced: false,
+                },
+                "Fixed window, carry-over",
+            ),
+            (
+                Algorithm::FixedWindow {
+                    carry_over: 0,
+                    paced: true,
+                },
+                "Fixed window, paced",
+            ),
             (Algorithm::AnchoredWindow, "Anchored window"),
             (Algorithm::SlidingWindow { buckets: 4 }, "Sliding window"),
             (Algorithm::SlidingLog, "Sliding log"),

@@ -34,7 +34,9 @@ pub(super) struct Anchor {
 /// Returns the index of a time zone, or `None` for a zone that has no text form.
 fn index(zone: &TimeZone) -> Option<u16> {
     let has_text = zone.iana_name().is_some()
-        || zone.to_fixed_offset().is_ok_and(|offset| offset.seconds() % 60 == 0);
+        || zone
+            .to_fixed_offset()
+            .is_ok_and(|offset| offset.seconds() % 60 == 0);
     let find = |zones: &[TimeZone]| zones.iter().position(|known| known == zone);
     let known = find(&ZONES.read());
     let at = known.or_else(|| {
@@ -50,7 +52,11 @@ fn index(zone: &TimeZone) -> Option<u16> {
 
 impl Anchor {
     const fn in_utc(unit: Unit) -> Self {
-        Self { start: 0, zone: 0, unit }
+        Self {
+            start: 0,
+            zone: 0,
+            unit,
+        }
     }
 
     /// Returns the letter of the unit in the address of an account.
@@ -75,9 +81,19 @@ impl Anchor {
 
     /// Returns the unit, and the anchor in the text form unless it is the first of a month in UTC.
     pub(super) fn text(self) -> (&'static str, String) {
-        let name = UNITS.into_iter().find(|known| known.1 == self.unit).map_or("", |known| known.0);
+        let name = UNITS
+            .into_iter()
+            .find(|known| known.1 == self.unit)
+            .map_or("", |known| known.0);
         let is_short = matches!(name, "month" | "year") && self == Self::in_utc(self.unit);
-        (name, if is_short { String::new() } else { format!(" from {}", self.start()) })
+        (
+            name,
+            if is_short {
+                String::new()
+            } else {
+                format!(" from {}", self.start())
+            },
+        )
     }
 
     /// Returns the edges of periods near `instant`, which is in one of them.
@@ -86,19 +102,27 @@ impl Anchor {
     #[inline(never)]
     pub(super) fn edges(self, instant: u64) -> Edges {
         thread_local!(static LAST: Cell<Option<(Anchor, Edges)>> = const { Cell::new(None) });
-        let known = LAST.get().filter(|(anchor, _)| *anchor == self).map(|(_, edges)| edges);
-        known.filter(|edges| (edges[0]..edges[3]).contains(&instant)).unwrap_or_else(|| {
-            let edges = self.edges_around(instant);
-            LAST.set(Some((self, edges)));
-            edges
-        })
+        let known = LAST
+            .get()
+            .filter(|(anchor, _)| *anchor == self)
+            .map(|(_, edges)| edges);
+        known
+            .filter(|edges| (edges[0]..edges[3]).contains(&instant))
+            .unwrap_or_else(|| {
+                let edges = self.edges_around(instant);
+                LAST.set(Some((self, edges)));
+                edges
+            })
     }
 
     /// Returns the edges of the period that contains `instant`, and of its two neighbours.
     pub(super) fn edges_around(self, instant: u64) -> Edges {
         let start = self.start();
         let now = self.local(Timestamp::from_nanosecond(instant.into()));
-        let span = start.datetime().until((self.unit, now.datetime())).unwrap_or_default();
+        let span = start
+            .datetime()
+            .until((self.unit, now.datetime()))
+            .unwrap_or_default();
         let near = match self.unit {
             Unit::Day => span.get_days().into(),
             Unit::Week => span.get_weeks().into(),
@@ -106,7 +130,9 @@ impl Anchor {
             _ => i64::from(span.get_years()),
         };
         // Shorter months and changes of the offset move an edge by less than a period.
-        let current = (near - 2..=near + 2).rev().find(|n| self.edge(&start, *n) <= instant);
+        let current = (near - 2..=near + 2)
+            .rev()
+            .find(|n| self.edge(&start, *n) <= instant);
         let n = current.unwrap_or(near - 2);
         [n - 1, n, n + 1, n + 2].map(|n| self.edge(&start, n))
     }
@@ -161,11 +187,19 @@ impl Quota {
         unwrap(Self::in_utc(units, Unit::Year, 366 * DAY))
     }
 
-    #[allow(clippy::result_large_err, reason = "a constant function cannot allocate")]
+    #[allow(
+        clippy::result_large_err,
+        reason = "a constant function cannot allocate"
+    )]
     const fn in_utc(units: u32, unit: Unit, longest: u64) -> Result<Self, Invalid> {
         let anchor = Some(Anchor::in_utc(unit));
         match Self::rate(units, longest) {
-            Ok(rate) => Self { anchor, algorithm: Algorithm::fixed_window(), ..rate }.checked(),
+            Ok(rate) => Self {
+                anchor,
+                algorithm: Algorithm::fixed_window(),
+                ..rate
+            }
+            .checked(),
             invalid => invalid,
         }
     }
@@ -199,7 +233,8 @@ impl Quota {
     /// Panics if [`try_anchored_at`](Quota::try_anchored_at) would fail.
     #[track_caller]
     pub fn anchored_at(self, start: &ZonedDateTime) -> Self {
-        self.try_anchored_at(start).unwrap_or_else(|error| panic!("{error}"))
+        self.try_anchored_at(start)
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Fallible form of [`anchored_at`](Quota::anchored_at), for an anchor from a database.
@@ -215,7 +250,10 @@ impl Quota {
     pub fn try_anchored_at(self, start: &ZonedDateTime) -> Result<Self, QuotaError> {
         let unit = match self.anchor {
             Some(anchor) => Some(anchor.unit),
-            None => UNITS[..2].iter().find(|known| known.2 == self.period).map(|known| known.1),
+            None => UNITS[..2]
+                .iter()
+                .find(|known| known.2 == self.period)
+                .map(|known| known.1),
         };
         let unit = unit.ok_or(Invalid(
             "quota: only days, weeks, months and years have an anchor; use Quota::per_day, \
@@ -227,9 +265,22 @@ impl Quota {
              of more than 4096; use a zone with a name",
             self,
         ))?;
-        let anchor = Some(Anchor { unit, start: start.timestamp().as_second(), zone });
-        let algorithm = if self.is_gcra() { Algorithm::fixed_window() } else { self.algorithm };
-        Ok(Self { anchor, algorithm, ..self }.checked()?)
+        let anchor = Some(Anchor {
+            unit,
+            start: start.timestamp().as_second(),
+            zone,
+        });
+        let algorithm = if self.is_gcra() {
+            Algorithm::fixed_window()
+        } else {
+            self.algorithm
+        };
+        Ok(Self {
+            anchor,
+            algorithm,
+            ..self
+        }
+        .checked()?)
     }
 
     /// Returns the start and the end of the calendar period that contains `now`.
@@ -256,11 +307,17 @@ impl TextForm<'_> {
         let unit = UNITS.into_iter().find(|known| known.0 == name);
         // Without an anchor, a day has 24 hours.
         let unit = unit.filter(|known| start.is_some() || known.2 >= 31 * DAY);
-        let Some((_, unit, longest)) = unit else { return Ok(None) };
+        let Some((_, unit, longest)) = unit else {
+            return Ok(None);
+        };
         let quota = Quota::in_utc(units, unit, longest)?;
-        let Some(start) = start else { return Ok(Some(quota)) };
+        let Some(start) = start else {
+            return Ok(Some(quota));
+        };
         let form = "write the anchor as 2024-01-31T09:00[Europe/Berlin]";
-        let parsed = start.parse().map_err(|error: Error| format!("{form} ({error})"));
+        let parsed = start
+            .parse()
+            .map_err(|error: Error| format!("{form} ({error})"));
         let start = parsed.map_err(|fix| self.error("period", period, &fix))?;
         quota.try_anchored_at(&start).map(Some)
     }

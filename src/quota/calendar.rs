@@ -18,7 +18,12 @@ impl Quota {
     #[inline]
     pub(crate) fn calendar_end(&self, instant: u64) -> Option<u64> {
         let edges = self.anchor.map(|anchor| anchor.edges(instant))?;
-        Some(edges.into_iter().find(|edge| *edge > instant).unwrap_or(u64::MAX))
+        Some(
+            edges
+                .into_iter()
+                .find(|edge| *edge > instant)
+                .unwrap_or(u64::MAX),
+        )
     }
 
     /// Returns the edges of the calendar period that contains `now`, and of its two neighbours.

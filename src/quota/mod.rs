@@ -281,15 +281,31 @@ impl Quota {
         Ok(Self::slots(limit)?)
     }
 
-    #[allow(clippy::result_large_err, reason = "a constant function cannot allocate")]
+    #[allow(
+        clippy::result_large_err,
+        reason = "a constant function cannot allocate"
+    )]
     const fn slots(limit: u32) -> Result<Self, Invalid> {
-        let quota = Self { units: limit, burst: limit, ..Self::blocked() };
-        Self { period: 0, interval: 1, algorithm: Algorithm::Concurrent, ..quota }.checked()
+        let quota = Self {
+            units: limit,
+            burst: limit,
+            ..Self::blocked()
+        };
+        Self {
+            period: 0,
+            interval: 1,
+            algorithm: Algorithm::Concurrent,
+            ..quota
+        }
+        .checked()
     }
 
     /// Marks the quota of an [adaptive](crate::rule::Adaptive) limit.
     pub(crate) const fn shedding(self) -> Self {
-        Self { sheds: true, ..self }
+        Self {
+            sheds: true,
+            ..self
+        }
     }
 
     /// Sets the burst: the maximum number of units that can be taken at once.
@@ -307,7 +323,13 @@ impl Quota {
     #[doc(alias = "burst")]
     #[track_caller]
     pub const fn with_burst(self, units: u32) -> Self {
-        unwrap(Self { burst: units, ..self }.checked())
+        unwrap(
+            Self {
+                burst: units,
+                ..self
+            }
+            .checked(),
+        )
     }
 
     /// Fallible form of [`with_burst`](Quota::with_burst), for a number known only at run time.
@@ -320,7 +342,11 @@ impl Quota {
     /// - The quota counts windows or slots, or is [blocked](Quota::blocked).
     /// - The burst is below the [`initial`](Quota::with_initial) units.
     pub fn try_with_burst(self, units: u32) -> Result<Self, QuotaError> {
-        Ok(Self { burst: units, ..self }.checked()?)
+        Ok(Self {
+            burst: units,
+            ..self
+        }
+        .checked()?)
     }
 
     /// Sets the algorithm. Defaults to [`Algorithm::Gcra`].
@@ -366,7 +392,13 @@ impl Quota {
     /// slots or is [blocked](Quota::blocked).
     #[track_caller]
     pub const fn with_initial(self, units: u32) -> Self {
-        unwrap(Self { initial: Some(units), ..self }.checked())
+        unwrap(
+            Self {
+                initial: Some(units),
+                ..self
+            }
+            .checked(),
+        )
     }
 
     /// Fallible form of [`with_initial`](Quota::with_initial), for a number known only at run time.
@@ -375,7 +407,11 @@ impl Quota {
     ///
     /// Fails if [`with_initial`](Quota::with_initial) would panic.
     pub fn try_with_initial(self, units: u32) -> Result<Self, QuotaError> {
-        Ok(Self { initial: Some(units), ..self }.checked()?)
+        Ok(Self {
+            initial: Some(units),
+            ..self
+        }
+        .checked()?)
     }
 
     /// Allows up to `units` units beyond the limit, for a soft limit.
@@ -388,7 +424,13 @@ impl Quota {
     /// sliding log, or if the quota is a paced window or [blocked](Quota::blocked).
     #[track_caller]
     pub const fn with_soft(self, units: u32) -> Self {
-        unwrap(Self { soft: units, ..self }.checked())
+        unwrap(
+            Self {
+                soft: units,
+                ..self
+            }
+            .checked(),
+        )
     }
 
     /// Fallible form of [`with_soft`](Quota::with_soft), for a number known only at run time.
@@ -397,7 +439,11 @@ impl Quota {
     ///
     /// Fails if [`soft`](Quota::with_soft) would panic.
     pub fn try_with_soft(self, units: u32) -> Result<Self, QuotaError> {
-        Ok(Self { soft: units, ..self }.checked()?)
+        Ok(Self {
+            soft: units,
+            ..self
+        }
+        .checked()?)
     }
 
     /// Sets the maximum debt of an account, in units. Defaults to the limit.
@@ -457,7 +503,13 @@ impl Quota {
     /// the account gets back more units than were charged.
     #[track_caller]
     pub const fn with_max_debt(self, units: u32) -> Self {
-        unwrap(Self { max_debt: Some(units), ..self }.checked())
+        unwrap(
+            Self {
+                max_debt: Some(units),
+                ..self
+            }
+            .checked(),
+        )
     }
 
     /// Fallible form of [`with_max_debt`](Quota::with_max_debt), for a number known only at run time.
@@ -466,7 +518,11 @@ impl Quota {
     ///
     /// Fails if [`with_max_debt`](Quota::with_max_debt) would panic.
     pub fn try_with_max_debt(self, units: u32) -> Result<Self, QuotaError> {
-        Ok(Self { max_debt: Some(units), ..self }.checked()?)
+        Ok(Self {
+            max_debt: Some(units),
+            ..self
+        }
+        .checked()?)
     }
 
     /// Sets the name of the quota in header fields and problem bodies.
@@ -479,8 +535,14 @@ impl Quota {
     /// Panics if `name` is not 1 to 64 printable ASCII characters.
     #[track_caller]
     pub const fn with_name(self, name: &'static str) -> Self {
-        assert!(crate::name::is_valid(name), "quota: a name is 1 to 64 printable ASCII characters");
-        Self { name: Some(name), ..self }
+        assert!(
+            crate::name::is_valid(name),
+            "quota: a name is 1 to 64 printable ASCII characters"
+        );
+        Self {
+            name: Some(name),
+            ..self
+        }
     }
 
     /// Sets the unit, for a quota that does not count requests.
@@ -502,12 +564,19 @@ impl Quota {
     /// that of [concurrent](Quota::concurrent) quotas, and of no other.
     #[track_caller]
     pub const fn with_unit(self, unit: &'static str) -> Self {
-        assert!(crate::name::is_valid(unit), "quota: a unit is 1 to 64 printable ASCII characters");
+        assert!(
+            crate::name::is_valid(unit),
+            "quota: a unit is 1 to 64 printable ASCII characters"
+        );
         unwrap(self.having_unit(unit).checked())
     }
 
     const fn having_unit(self, unit: &'static str) -> Self {
-        let unit = if matches!(unit.as_bytes(), b"requests") { None } else { Some(unit) };
+        let unit = if matches!(unit.as_bytes(), b"requests") {
+            None
+        } else {
+            Some(unit)
+        };
         Self { unit, ..self }
     }
 
@@ -539,7 +608,11 @@ impl Quota {
     /// The time is zero for a [concurrent](Quota::concurrent) quota.
     #[must_use]
     pub const fn interval(&self) -> Duration {
-        if self.is_concurrent() { Duration::ZERO } else { Duration::from_nanos(self.interval) }
+        if self.is_concurrent() {
+            Duration::ZERO
+        } else {
+            Duration::from_nanos(self.interval)
+        }
     }
 
     /// Returns `true` for a [blocked](Quota::blocked) quota.
@@ -573,7 +646,11 @@ impl Quota {
     /// The unit of a [concurrent](Quota::concurrent) quota is `concurrent-requests`.
     #[must_use]
     pub const fn unit(&self) -> Option<&'static str> {
-        if self.is_concurrent() { Some("concurrent-requests") } else { self.unit }
+        if self.is_concurrent() {
+            Some("concurrent-requests")
+        } else {
+            self.unit
+        }
     }
 
     /// Returns the algorithm, [`Algorithm::Concurrent`] for a number of slots.
@@ -599,7 +676,10 @@ impl Quota {
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub const fn on_account_of(self, other: &Self) -> Self {
-        Self { address: other.address, ..self }
+        Self {
+            address: other.address,
+            ..self
+        }
     }
 
     /// Returns the units of a new account, or `None` if a new account is full.
@@ -651,9 +731,17 @@ impl Quota {
     }
 
     /// Creates a quota with the default algorithm and burst.
-    #[allow(clippy::result_large_err, reason = "a constant function cannot allocate")]
+    #[allow(
+        clippy::result_large_err,
+        reason = "a constant function cannot allocate"
+    )]
     const fn rate(units: u32, period: u64) -> Result<Self, Invalid> {
-        let quota = Self { units, burst: units, period, ..Self::blocked() };
+        let quota = Self {
+            units,
+            burst: units,
+            period,
+            ..Self::blocked()
+        };
         let fault = if units == 0 {
             "quota: units is 0; use Quota::blocked() to deny all requests"
         } else if period == 0 {
@@ -664,23 +752,40 @@ impl Quota {
             "quota: units come back faster than one per nanosecond (1000000000/s); lower units or \
              lengthen period"
         } else {
-            return Self { interval: period.div_ceil(units as u64), ..quota }.checked();
+            return Self {
+                interval: period.div_ceil(units as u64),
+                ..quota
+            }
+            .checked();
         };
         Err(Invalid(fault, quota))
     }
 
     /// Returns the quota, or an error if it is invalid.
-    #[allow(clippy::result_large_err, reason = "a constant function cannot allocate")]
+    #[allow(
+        clippy::result_large_err,
+        reason = "a constant function cannot allocate"
+    )]
     const fn checked(self) -> Result<Self, Invalid> {
         match self.fault() {
-            None => Ok(Self { address: QuotaAddress::of(&self), ..self }),
+            None => Ok(Self {
+                address: QuotaAddress::of(&self),
+                ..self
+            }),
             Some(fault) => Err(Invalid(fault, self)),
         }
     }
 
     /// Returns the fault of an invalid quota, with the fix.
     const fn fault(&self) -> Option<&'static str> {
-        let Self { units, burst, soft, initial, max_debt, .. } = *self;
+        let Self {
+            units,
+            burst,
+            soft,
+            initial,
+            max_debt,
+            ..
+        } = *self;
         let window = self.algorithm.is_window();
         let buckets = self.algorithm.buckets();
         // Only a number of slots has no period.
@@ -723,7 +828,13 @@ impl Quota {
         } else if burst != units && window {
             "quota: burst is set on a window, where it equals units; drop it"
         } else if self.is_calendar()
-            && !matches!(self.algorithm, Algorithm::FixedWindow { carry_over: 0, paced: false })
+            && !matches!(
+                self.algorithm,
+                Algorithm::FixedWindow {
+                    carry_over: 0,
+                    paced: false
+                }
+            )
         {
             "quota: algorithm is set on calendar periods, which are fixed windows; drop it"
         } else if soft > 0 && self.algorithm.is_paced() {
@@ -765,7 +876,11 @@ const fn is_unit_of_slots(unit: &str) -> bool {
 const fn nanos(period: Duration) -> u64 {
     let nanos = period.as_nanos();
     #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound")]
-    if nanos > u64::MAX as u128 { u64::MAX } else { nanos as u64 }
+    if nanos > u64::MAX as u128 {
+        u64::MAX
+    } else {
+        nanos as u64
+    }
 }
 
 impl AsRef<[Self]> for Quota {
@@ -784,8 +899,14 @@ mod tests {
 
     #[test]
     fn interval_is_rounded_up() {
-        assert_eq!(Quota::per_second(3).interval(), Duration::from_nanos(333_333_334));
-        assert_eq!(Quota::per_second(1_000_000_000).interval(), Duration::from_nanos(1));
+        assert_eq!(
+            Quota::per_second(3).interval(),
+            Duration::from_nanos(333_333_334)
+        );
+        assert_eq!(
+            Quota::per_second(1_000_000_000).interval(),
+            Duration::from_nanos(1)
+        );
     }
 
     #[test]
@@ -827,18 +948,32 @@ mod tests {
         assert!(fault("1/99999999999999999999day").contains("at most ten years"));
         assert!(fault("1/4000day").contains("longer than ten years"));
         let fast = fault("2000000000/s");
-        assert!(fast.contains("1000000000/s") && fast.contains("units 2000000000"), "{fast}");
+        assert!(
+            fast.contains("1000000000/s") && fast.contains("units 2000000000"),
+            "{fast}"
+        );
         let long = fault("1/day burst 3651");
-        assert!(long.contains("burst 3651") && long.contains("86400s"), "{long}");
+        assert!(
+            long.contains("burst 3651") && long.contains("86400s"),
+            "{long}"
+        );
     }
 
     /// A quota that is read has no other text with the feature.
     #[cfg(not(feature = "calendar"))]
     #[test]
     fn the_text_of_a_calendar_period_names_the_feature() {
-        for text in ["5/month", "5/months", "5/year", "5/week from 2024-01-01[Europe/Berlin]"] {
+        for text in [
+            "5/month",
+            "5/months",
+            "5/year",
+            "5/week from 2024-01-01[Europe/Berlin]",
+        ] {
             let error = fault(text);
-            assert!(error.contains("enable the feature `calendar` of tower-sluice"), "{error}");
+            assert!(
+                error.contains("enable the feature `calendar` of tower-sluice"),
+                "{error}"
+            );
         }
     }
 
@@ -847,7 +982,13 @@ mod tests {
         let blocked =
             |buckets| Quota::blocked().try_with_algorithm(Algorithm::SlidingWindow { buckets });
         for buckets in [0, MAX_BUCKETS + 1] {
-            assert!(blocked(buckets).unwrap_err().to_string().contains("buckets"), "{buckets}");
+            assert!(
+                blocked(buckets)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("buckets"),
+                "{buckets}"
+            );
         }
         assert!(blocked(7).is_ok_and(|quota| quota.is_blocked()));
     }
@@ -857,14 +998,22 @@ mod tests {
         let (slots, rate) = (Quota::concurrent(5), Quota::per_second(5));
         let algorithms = [Algorithm::Gcra, Algorithm::SlidingLog];
         let mixed = algorithms.map(|algorithm| slots.try_with_algorithm(algorithm));
-        let others =
-            [slots.try_with_burst(9), slots.try_with_initial(1), slots.try_with_max_debt(1)];
+        let others = [
+            slots.try_with_burst(9),
+            slots.try_with_initial(1),
+            slots.try_with_max_debt(1),
+        ];
         for error in mixed.into_iter().chain(others) {
             let error = error.expect_err("invalid").to_string();
-            assert!(error.contains("is set on a concurrent quota; drop it"), "{error}");
+            assert!(
+                error.contains("is set on a concurrent quota; drop it"),
+                "{error}"
+            );
         }
-        let error =
-            rate.try_with_algorithm(Algorithm::Concurrent).expect_err("invalid").to_string();
+        let error = rate
+            .try_with_algorithm(Algorithm::Concurrent)
+            .expect_err("invalid")
+            .to_string();
         assert!(error.contains("use Quota::concurrent(limit)"), "{error}");
         assert!(slots.is_concurrent() && !rate.is_concurrent());
         assert_eq!((slots.limit(), slots.period()), (5, Duration::ZERO));
@@ -888,9 +1037,14 @@ mod tests {
         for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
             let daily = Quota::per_day(1).with_algorithm(algorithm);
             assert!(daily.try_with_max_debt(3_650).is_ok());
-            let error =
-                daily.try_with_max_debt(3_651).expect_err("ten years and a day").to_string();
-            assert!(error.contains("longer than ten years; lower max_debt"), "{error}");
+            let error = daily
+                .try_with_max_debt(3_651)
+                .expect_err("ten years and a day")
+                .to_string();
+            assert!(
+                error.contains("longer than ten years; lower max_debt"),
+                "{error}"
+            );
             assert!(error.ends_with(", max_debt 3651)"), "{error}");
         }
         // Three years contain only three whole periods.
@@ -901,13 +1055,17 @@ mod tests {
             assert!(quota.try_with_max_debt(most + 1).is_err(), "{algorithm:?}");
         }
         let window = Quota::per_day(1).with_algorithm(Algorithm::fixed_window());
-        assert!(window.try_with_max_debt(u32::MAX).is_ok(), "a window ends with its debt");
+        assert!(
+            window.try_with_max_debt(u32::MAX).is_ok(),
+            "a window ends with its debt"
+        );
         let log = Quota::per_day(1).with_algorithm(Algorithm::SlidingLog);
         assert!(log.try_with_max_debt(10_000).is_ok() && log.try_with_max_debt(10_001).is_err());
         let late = Quota::per_day(1).with_max_debt(3_000);
         assert!(late.try_with_algorithm(Algorithm::SlidingLog).is_ok());
-        let error =
-            Quota::per_second(1).with_max_debt(20_000).try_with_algorithm(Algorithm::SlidingLog);
+        let error = Quota::per_second(1)
+            .with_max_debt(20_000)
+            .try_with_algorithm(Algorithm::SlidingLog);
         let error = error.expect_err("too many entries").to_string();
         assert!(error.contains(", max_debt 20000)"), "{error}");
         assert!(Quota::blocked().try_with_max_debt(1).is_err());
@@ -916,7 +1074,13 @@ mod tests {
     #[test]
     fn the_default_debt_equals_the_limit() {
         assert_eq!(Quota::per_second(5).with_burst(9).late_limit(), 18);
-        assert_eq!(Quota::per_second(5).with_max_debt(1).with_burst(9).late_limit(), 10);
+        assert_eq!(
+            Quota::per_second(5)
+                .with_max_debt(1)
+                .with_burst(9)
+                .late_limit(),
+            10
+        );
         assert_eq!(Quota::per_second(5).with_max_debt(0).late_limit(), 5);
     }
 }

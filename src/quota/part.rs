@@ -22,24 +22,53 @@ impl Quota {
         let burst = of.of_burst(self.burst);
         let soft = part(self.soft);
         if burst == 0 {
-            let Self { name, unit, address, .. } = *self;
-            return Self { name, unit, address, ..Self::blocked() };
+            let Self {
+                name,
+                unit,
+                address,
+                ..
+            } = *self;
+            return Self {
+                name,
+                unit,
+                address,
+                ..Self::blocked()
+            };
         }
         if self.is_concurrent() {
-            return Self { units: burst, burst, soft, ..*self };
+            return Self {
+                units: burst,
+                burst,
+                soft,
+                ..*self
+            };
         }
         let algorithm = self.algorithm.share(of);
         let (units, interval) = if algorithm.is_window() {
             (burst, self.period.div_ceil(burst.into()))
         } else {
             // Without a unit of the burst, a process refills nothing either.
-            (self.units, self.interval.saturating_mul(of.holders(self.burst).into()))
+            (
+                self.units,
+                self.interval.saturating_mul(of.holders(self.burst).into()),
+            )
         };
         let interval = interval.min(MAX_REFILL / (u64::from(burst) + u64::from(soft)));
         let initial = self.initial.map(|units| part(units).min(burst));
-        let share = Self { units, burst, interval, algorithm, initial, soft, ..*self };
+        let share = Self {
+            units,
+            burst,
+            interval,
+            algorithm,
+            initial,
+            soft,
+            ..*self
+        };
         let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
-        Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
+        Self {
+            max_debt: self.max_debt.map(|units| part(units).min(longest)),
+            ..share
+        }
     }
 
     /// Returns the share of a client with a weight, of all weights: its part of the rate, with a burst of
@@ -48,13 +77,31 @@ impl Quota {
         let longest = MAX_REFILL / u64::from(cost.max(1));
         let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
-        let burst = u32::try_from((SECOND / 2).div_ceil(interval)).unwrap_or(u32::MAX).max(cost);
+        let burst = u32::try_from((SECOND / 2).div_ceil(interval))
+            .unwrap_or(u32::MAX)
+            .max(cost);
         let address = self.address;
         let is_part = true;
-        let share = Self { units: 1, burst, period: interval, interval, ..Self::blocked() };
-        let share = Self { address, is_part, ..share };
-        let debt = self.late_limit().saturating_sub(burst.into()).min(share.longest_debt());
-        Self { max_debt: Some(u32::try_from(debt).unwrap_or(u32::MAX)), ..share }
+        let share = Self {
+            units: 1,
+            burst,
+            period: interval,
+            interval,
+            ..Self::blocked()
+        };
+        let share = Self {
+            address,
+            is_part,
+            ..share
+        };
+        let debt = self
+            .late_limit()
+            .saturating_sub(burst.into())
+            .min(share.longest_debt());
+        Self {
+            max_debt: Some(u32::try_from(debt).unwrap_or(u32::MAX)),
+            ..share
+        }
     }
 
     /// Returns `true` for the share of a client.
@@ -66,9 +113,16 @@ impl Quota {
     fn slower(&self, n: NonZeroU32) -> Self {
         let interval = self.interval.saturating_mul(u64::from(n.get()));
         let interval = interval.min(MAX_REFILL / u64::from(self.burst.max(1)));
-        let share = Self { period: interval, interval, ..*self };
+        let share = Self {
+            period: interval,
+            interval,
+            ..*self
+        };
         let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
-        Self { max_debt: self.max_debt.map(|units| units.min(longest)), ..share }
+        Self {
+            max_debt: self.max_debt.map(|units| units.min(longest)),
+            ..share
+        }
     }
 }
 
@@ -88,8 +142,13 @@ mod tests {
             let parts: Vec<_> = parts.map(|part| quota.share(part)).collect();
             assert_eq!(parts.iter().map(Quota::limit).sum::<u32>(), burst);
             let with_units = parts.iter().filter(|part| part.limit() > 0);
-            let rate: f64 = with_units.map(|part| 1.0 / part.interval().as_secs_f64()).sum();
-            assert!((rate - 100.0).abs() < 0.1, "{rate} of {quota}, {instances} processes");
+            let rate: f64 = with_units
+                .map(|part| 1.0 / part.interval().as_secs_f64())
+                .sum();
+            assert!(
+                (rate - 100.0).abs() < 0.1,
+                "{rate} of {quota}, {instances} processes"
+            );
         }
     }
 
@@ -113,7 +172,14 @@ mod tests {
                 Algorithm::Gcra | Algorithm::TokenBucket => burst,
                 _ => units,
             };
-            let quota = Quota { burst, soft, algorithm, initial, max_debt, ..quota };
+            let quota = Quota {
+                burst,
+                soft,
+                algorithm,
+                initial,
+                max_debt,
+                ..quota
+            };
             quota.fault().is_none().then_some(quota)
         })
     }
@@ -139,7 +205,12 @@ mod tests {
     #[test]
     fn a_share_divides_the_settings_of_each_algorithm() {
         let share = |quota: Quota| quota.share(n(4));
-        let gcra = share(Quota::per_second(10).with_burst(9).with_soft(5).with_initial(7));
+        let gcra = share(
+            Quota::per_second(10)
+                .with_burst(9)
+                .with_soft(5)
+                .with_initial(7),
+        );
         assert_eq!((gcra.interval, gcra.burst, gcra.soft), (400_000_000, 2, 1));
         assert_eq!(gcra.initial, Some(1));
         let late = share(Quota::per_second(10).with_max_debt(9));
@@ -147,15 +218,36 @@ mod tests {
         let bucket = Quota::per_minute(10).with_burst(9);
         // The share keeps the account of the whole.
         let tokens = bucket.with_algorithm(Algorithm::TokenBucket);
-        assert_eq!(share(tokens), Quota { address: tokens.address, ..share(bucket) });
-        let lending = Algorithm::FixedWindow { carry_over: 6, paced: false };
+        assert_eq!(
+            share(tokens),
+            Quota {
+                address: tokens.address,
+                ..share(bucket)
+            }
+        );
+        let lending = Algorithm::FixedWindow {
+            carry_over: 6,
+            paced: false,
+        };
         let window = share(Quota::per_day(100).with_algorithm(lending));
-        assert_eq!((window.units, window.burst, window.period), (25, 25, 86_400_000_000_000));
-        assert_eq!(window.algorithm, Algorithm::FixedWindow { carry_over: 1, paced: false });
+        assert_eq!(
+            (window.units, window.burst, window.period),
+            (25, 25, 86_400_000_000_000)
+        );
+        assert_eq!(
+            window.algorithm,
+            Algorithm::FixedWindow {
+                carry_over: 1,
+                paced: false
+            }
+        );
         let few = share(Quota::per_hour(3).with_algorithm(Algorithm::SlidingLog));
         assert_eq!((few.units, few.burst), (1, 1));
         assert_eq!(share(Quota::blocked()), Quota::blocked());
-        assert_eq!(share(Quota::concurrent(9).with_soft(5)), Quota::concurrent(2).with_soft(1));
+        assert_eq!(
+            share(Quota::concurrent(9).with_soft(5)),
+            Quota::concurrent(2).with_soft(1)
+        );
         assert_eq!(share(Quota::concurrent(3)), Quota::concurrent(1));
     }
 
@@ -164,7 +256,10 @@ mod tests {
         let slow = Quota::per_day(1).with_burst(3650);
         assert_eq!(slow.share(n(10)).interval, 864_000_000_000_000);
         let bucket = slow.with_algorithm(Algorithm::TokenBucket);
-        let share = Quota { address: bucket.address, ..slow.share(n(10)) };
+        let share = Quota {
+            address: bucket.address,
+            ..slow.share(n(10))
+        };
         assert_eq!(bucket.share(n(10)), share);
         assert_eq!(slow.share(n(u32::MAX)).interval, MAX_REFILL);
     }

@@ -33,7 +33,9 @@ impl Setting for Quota {
     }
 
     fn from_table<'de, D: Deserializer<'de>>(table: D) -> Result<Self, D::Error> {
-        QuotaTable::deserialize(table)?.quota().map_err(D::Error::custom)
+        QuotaTable::deserialize(table)?
+            .quota()
+            .map_err(D::Error::custom)
     }
 }
 
@@ -73,11 +75,25 @@ impl QuotaTable {
     /// Builds the quota from its text form, and then sets the other fields.
     fn quota(self) -> Result<Quota, Box<dyn Error>> {
         let quota: Quota = self.text()?.parse()?;
-        let Self { initial, soft, max_debt, .. } = self;
+        let Self {
+            initial,
+            soft,
+            max_debt,
+            ..
+        } = self;
         let algorithm = self.algorithm.unwrap_or(quota.algorithm);
         let name = self.name.map(|name| name.as_str());
-        let quota = Quota { algorithm, initial, soft, max_debt, name, ..quota };
-        let quota = self.unit.map_or(quota, |unit| quota.having_unit(unit.as_str()));
+        let quota = Quota {
+            algorithm,
+            initial,
+            soft,
+            max_debt,
+            name,
+            ..quota
+        };
+        let quota = self
+            .unit
+            .map_or(quota, |unit| quota.having_unit(unit.as_str()));
         Ok(quota.checked().map_err(QuotaError::from)?)
     }
 
@@ -92,8 +108,10 @@ impl QuotaTable {
             (true, None, None, None) => "blocked".to_owned(),
             (false, Some(limit), None, None) => format!("{limit} concurrent"),
             _ => {
-                return Err("units and period, concurrent and blocked exclude each other; give \
-                            one of them");
+                return Err(
+                    "units and period, concurrent and blocked exclude each other; give \
+                            one of them",
+                );
             }
         };
         match self.burst {
@@ -109,7 +127,16 @@ impl QuotaTable {
 /// Writes the text form if possible, and a table otherwise.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { units, burst, period, interval, soft, initial, max_debt, .. } = *self;
+        let Self {
+            units,
+            burst,
+            period,
+            interval,
+            soft,
+            initial,
+            max_debt,
+            ..
+        } = *self;
         let slots = self.is_concurrent();
         let is_rate = !self.is_blocked() && !slots;
         if is_rate && interval != period.div_ceil(units.into()) {
@@ -122,15 +149,25 @@ impl Serialize for Quota {
         let algorithm = (!is_default_algorithm).then_some(self.algorithm);
         let name = self.name.and_then(|name| RuleName::new(name).ok());
         let unit = self.unit.and_then(|unit| RuleName::new(unit).ok());
-        let mut table =
-            QuotaTable { algorithm, initial, soft, max_debt, name, unit, ..<_>::default() };
+        let mut table = QuotaTable {
+            algorithm,
+            initial,
+            soft,
+            max_debt,
+            name,
+            unit,
+            ..<_>::default()
+        };
         if is_default(&table) {
             return serializer.collect_str(self);
         }
         table.blocked = self.is_blocked();
         table.concurrent = slots.then_some(burst);
         table.units = is_rate.then_some(units);
-        let anchor = self.calendar_text().map(|(_, anchor)| anchor).unwrap_or_default();
+        let anchor = self
+            .calendar_text()
+            .map(|(_, anchor)| anchor)
+            .unwrap_or_default();
         table.period = is_rate.then(|| self.period_text() + &anchor);
         table.burst = (burst != units).then_some(burst);
         table.serialize(serializer)

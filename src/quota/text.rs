@@ -47,7 +47,10 @@ impl Quota {
     /// Returns `true` if several of these quotas have the period of this one, and no name.
     fn shares_period(&self, quotas: &[Self]) -> bool {
         let unnamed = quotas.iter().filter(|quota| quota.name().is_none());
-        unnamed.filter(|quota| quota.period() == self.period()).count() > 1
+        unnamed
+            .filter(|quota| quota.period() == self.period())
+            .count()
+            > 1
     }
 }
 
@@ -72,7 +75,9 @@ impl FromStr for Quota {
             return Self::try_concurrent(form.count("concurrent", limit)?);
         }
         const FORM: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
-        let rate = whole.split_once('/').ok_or_else(|| form.error("quota", whole, FORM))?;
+        let rate = whole
+            .split_once('/')
+            .ok_or_else(|| form.error("quota", whole, FORM))?;
         form.rate(rate)
     }
 }
@@ -152,7 +157,9 @@ pub(super) fn in_largest_unit(nanos: u64) -> (u64, &'static str) {
 
 /// Parses a whole number without a sign.
 fn whole_number(text: &str) -> Option<u32> {
-    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
+    text.bytes()
+        .all(|b| b.is_ascii_digit())
+        .then(|| text.parse().ok())?
 }
 
 /// Error for an invalid [`Quota`](crate::Quota).
@@ -166,7 +173,11 @@ pub struct QuotaError(String);
 /// Reports the fault, and the settings of the invalid quota.
 impl From<Invalid> for QuotaError {
     fn from(Invalid(fault, quota): Invalid) -> Self {
-        let mut text = format!("{fault} (units {}, period {:?}", quota.units, quota.period());
+        let mut text = format!(
+            "{fault} (units {}, period {:?}",
+            quota.units,
+            quota.period()
+        );
         if quota.algorithm != Algorithm::default() {
             text += &format!(", algorithm {:?}", quota.algorithm);
         }

@@ -30,8 +30,12 @@ pub(super) fn is_translated(head: &RequestHead<'_>) -> bool {
 }
 
 fn is_post(head: &RequestHead<'_>) -> bool {
-    let Some(kind) = head.headers.get(CONTENT_TYPE) else { return false };
-    let Some(rest) = kind.as_bytes().strip_prefix(b"application/grpc") else { return false };
+    let Some(kind) = head.headers.get(CONTENT_TYPE) else {
+        return false;
+    };
+    let Some(rest) = kind.as_bytes().strip_prefix(b"application/grpc") else {
+        return false;
+    };
     matches!(rest.first(), None | Some(b'+' | b';')) && head.method == Method::POST
 }
 
@@ -41,7 +45,10 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
     let mut response = Response::new(B::default());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, GRPC);
-    headers.insert(HeaderName::from_static("grpc-status"), HeaderValue::from(code));
+    headers.insert(
+        HeaderName::from_static("grpc-status"),
+        HeaderValue::from(code),
+    );
     if let Ok(value) = HeaderValue::try_from(percent_encoded(&message)) {
         headers.insert(HeaderName::from_static("grpc-message"), value);
     }
@@ -50,7 +57,10 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
         headers.insert(HeaderName::from_static("grpc-status-details-bin"), value);
     }
     if let Some(pushback) = pushback(why) {
-        headers.insert(HeaderName::from_static("grpc-retry-pushback-ms"), pushback.into());
+        headers.insert(
+            HeaderName::from_static("grpc-retry-pushback-ms"),
+            pushback.into(),
+        );
     }
     response
 }
@@ -116,7 +126,11 @@ fn quota_failure(why: &Rejection<'_>) -> Vec<u8> {
 /// Appends field 3 of `Status`: `google.protobuf.Any { type_url, value }`.
 fn any(out: &mut Vec<u8>, kind: &str, value: &[u8]) {
     let mut any = Vec::new();
-    bytes(&mut any, 1, format!("type.googleapis.com/{kind}").as_bytes());
+    bytes(
+        &mut any,
+        1,
+        format!("type.googleapis.com/{kind}").as_bytes(),
+    );
     bytes(&mut any, 2, value);
     bytes(out, 3, &any);
 }

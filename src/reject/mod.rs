@@ -172,7 +172,14 @@ impl<'a> Rejection<'a> {
         secret: Option<&'a FingerprintKey>,
     ) -> Self {
         let cause = Cause::of_rejection(decided.ok());
-        Self { decided, cause, retry_after, template, rules, secret }
+        Self {
+            decided,
+            cause,
+            retry_after,
+            template,
+            rules,
+            secret,
+        }
     }
 
     /// Returns the response of a [`Reject`], with the header fields of the layer.
@@ -187,8 +194,13 @@ impl<'a> Rejection<'a> {
         let mut response = reject.reject(self, head);
         let headers = response.headers_mut();
         let decision = self.decision();
-        self.template.complete(headers, decision, charges, self.retry_after);
-        if response.extensions_mut().remove::<text::Unfilled>().is_some() {
+        self.template
+            .complete(headers, decision, charges, self.retry_after);
+        if response
+            .extensions_mut()
+            .remove::<text::Unfilled>()
+            .is_some()
+        {
             response.headers_mut().remove(CONTENT_TYPE);
         }
         if let Some(decision) = decision.filter(|_| expose) {
@@ -312,18 +324,28 @@ pub struct TooManyRequests {
 impl TooManyRequests {
     /// Creates the default, with status 429 for a quota and 403 for a blocked quota.
     pub const fn new() -> Self {
-        Self { blocked: None, too_costly: StatusCode::TOO_MANY_REQUESTS, grpc_web: false }
+        Self {
+            blocked: None,
+            too_costly: StatusCode::TOO_MANY_REQUESTS,
+            grpc_web: false,
+        }
     }
 
     /// Sets the status for a [blocked quota](crate::Quota::blocked) or a [blocked
     /// key](crate::Limiter::block). Defaults to 403 for a quota, and to 429 for a key.
     pub const fn blocked_status(self, status: StatusCode) -> Self {
-        Self { blocked: Some(status), ..self }
+        Self {
+            blocked: Some(status),
+            ..self
+        }
     }
 
     /// Sets the status for a request that costs more than the limit of a quota. Defaults to 429.
     pub const fn too_costly_status(self, status: StatusCode) -> Self {
-        Self { too_costly: status, ..self }
+        Self {
+            too_costly: status,
+            ..self
+        }
     }
 
     /// Also responds with a gRPC status to calls over HTTP/1.1, for gRPC-Web.
@@ -343,7 +365,10 @@ impl TooManyRequests {
     ///     .reject(TooManyRequests::new().grpc_web());
     /// ```
     pub const fn grpc_web(self) -> Self {
-        Self { grpc_web: true, ..self }
+        Self {
+            grpc_web: true,
+            ..self
+        }
     }
 
     /// Creates bodies with a closure, which receives the text. The text may be empty.
@@ -391,7 +416,9 @@ impl TooManyRequests {
             return self.too_costly;
         }
         let is_blocked = why.cause == Cause::QuotaBlocked || why.cause == Cause::KeyBlocked;
-        self.blocked.filter(|_| is_blocked).unwrap_or(why.cause.http())
+        self.blocked
+            .filter(|_| is_blocked)
+            .unwrap_or(why.cause.http())
     }
 }
 
@@ -407,7 +434,11 @@ impl<B: Default + 'static> Reject<B> for TooManyRequests {
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let status = self.status(why);
         let is_grpc = grpc::is_call(head) || self.grpc_web && grpc::is_translated(head);
-        if is_grpc { grpc::response(why, status) } else { text::response(why, head, status) }
+        if is_grpc {
+            grpc::response(why, status)
+        } else {
+            text::response(why, head, status)
+        }
     }
 }
 

@@ -52,7 +52,9 @@ pub(super) fn response<B: Default + 'static>(
     if is_json || is_head {
         return special_response(why, status, is_json, is_head);
     }
-    let Some(body) = body(plain(why)) else { return unfilled(status) };
+    let Some(body) = body(plain(why)) else {
+        return unfilled(status);
+    };
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response
@@ -80,9 +82,15 @@ fn special_response<B: Default + 'static>(
     is_json: bool,
     is_head: bool,
 ) -> Response<B> {
-    let text = if is_json { problem(why, status).into() } else { plain(why) };
+    let text = if is_json {
+        problem(why, status).into()
+    } else {
+        plain(why)
+    };
     let length = text.len();
-    let Some(body) = body(text) else { return unfilled(status) };
+    let Some(body) = body(text) else {
+        return unfilled(status);
+    };
     let mut response = Response::new(if is_head { B::default() } else { body });
     *response.status_mut() = status;
     // The layer adds the fields of a plain text.
@@ -105,14 +113,17 @@ fn accepts_json(headers: &HeaderMap) -> bool {
 
 #[inline(never)]
 fn has_json_range(headers: &HeaderMap) -> bool {
-    media_ranges(headers).filter_map(|range| str::from_utf8(range).ok()).any(|range| {
-        let mut parts = range.split(';').map(str::trim);
-        let kind = parts.next().unwrap_or_default();
-        let json = ["application/json", "application/problem+json"];
-        let quality = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
-        json.iter().any(|json| kind.eq_ignore_ascii_case(json))
-            && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
-    })
+    media_ranges(headers)
+        .filter_map(|range| str::from_utf8(range).ok())
+        .any(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let kind = parts.next().unwrap_or_default();
+            let json = ["application/json", "application/problem+json"];
+            let quality =
+                parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
+            json.iter().any(|json| kind.eq_ignore_ascii_case(json))
+                && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
+        })
 }
 
 /// Returns the media ranges of `Accept`, up to [`MAX_RANGES`] and [`MAX_BYTES`].
@@ -161,16 +172,27 @@ fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let _ = write!(json, ",\"status\":{},\"detail\":", status.as_u16());
     push_json_string(&mut json, &detail(why));
     for (at, name) in why.violated().enumerate() {
-        json.push_str(if at == 0 { ",\"violated-policies\":[" } else { "," });
+        json.push_str(if at == 0 {
+            ",\"violated-policies\":["
+        } else {
+            ","
+        });
         push_json_string(&mut json, name);
     }
-    json.push_str(if why.violated().next().is_some() { "]}" } else { "}" });
+    json.push_str(if why.violated().next().is_some() {
+        "]}"
+    } else {
+        "}"
+    });
     json
 }
 
 fn kind_and_title(cause: Cause, status: StatusCode) -> (&'static str, &'static str) {
     match cause {
-        Cause::Unkeyed => ("about:blank", status.canonical_reason().unwrap_or("Rejected")),
+        Cause::Unkeyed => (
+            "about:blank",
+            status.canonical_reason().unwrap_or("Rejected"),
+        ),
         Cause::KeyBlocked => (ABNORMAL_USAGE, "Abnormal Usage Detected"),
         Cause::FailedClosed | Cause::Busy | Cause::Overload => {
             (REDUCED_CAPACITY, "Temporary Reduced Capacity")
@@ -218,7 +240,11 @@ fn limited(left: &str, seconds: u64) -> String {
 /// Returns the numbers of the decisive quota, if its unit is in no header field.
 fn unregistered_units(why: &Rejection<'_>) -> Option<String> {
     let (outcome, unit) = why.template.unregistered_unit(why.decision()?)?;
-    Some(format!(": {} of {} {unit} left", outcome.remaining(), outcome.limit()))
+    Some(format!(
+        ": {} of {} {unit} left",
+        outcome.remaining(),
+        outcome.limit()
+    ))
 }
 
 /// Returns `true` once per process, in a debug build in which nothing receives log lines.
@@ -238,8 +264,10 @@ fn body<B: Default + 'static>(mut text: Bytes) -> Option<B> {
         || fill(&mut made, || String::from_utf8_lossy(&text).into_owned());
     // Plain requests to a tonic server need this type. A gRPC rejection has no body.
     #[cfg(feature = "tonic")]
-    let filled =
-        filled || fill(&mut made, || tonic::body::Body::new(Full::new(mem::take(&mut text))));
+    let filled = filled
+        || fill(&mut made, || {
+            tonic::body::Body::new(Full::new(mem::take(&mut text)))
+        });
     #[cfg(feature = "axum")]
     let filled = filled || fill(&mut made, || axum::body::Body::from(mem::take(&mut text)));
     filled.then_some(made)
@@ -295,7 +323,11 @@ mod tests {
             let lines: Vec<_> = lines.iter().map(String::as_str).collect();
             let headers = accept(&lines);
             let read: Vec<_> = media_ranges(&headers).map(<[u8]>::len).collect();
-            assert!(read.len() <= 32 && read.iter().sum::<usize>() <= 4_096, "{:.20}", lines[0]);
+            assert!(
+                read.len() <= 32 && read.iter().sum::<usize>() <= 4_096,
+                "{:.20}",
+                lines[0]
+            );
             assert!(!accepts_json(&headers));
         }
     }

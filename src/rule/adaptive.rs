@@ -40,7 +40,12 @@ impl Adaptive {
     /// Creates a limit that falls when the mean latency of a window rises above 1.5 times its
     /// long-term mean, or when a tenth of its responses show an overload.
     pub fn gradient() -> Self {
-        Self::new(Clock::shared(), 20, 1_000, Finder::Gradient(Gradient::default()))
+        Self::new(
+            Clock::shared(),
+            20,
+            1_000,
+            Finder::Gradient(Gradient::default()),
+        )
     }
 
     /// Creates a limit that falls by a tenth when a tenth of the responses show an overload or take
@@ -52,7 +57,10 @@ impl Adaptive {
     /// Panics if `timeout` is zero.
     #[track_caller]
     pub fn aimd(timeout: Duration) -> Self {
-        assert!(!timeout.is_zero(), "adaptive: timeout is 0; give at least 1 ms");
+        assert!(
+            !timeout.is_zero(),
+            "adaptive: timeout is 0; give at least 1 ms"
+        );
         let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         Self::new(Clock::shared(), 20, 1_000, Finder::Aimd { timeout })
     }

@@ -117,25 +117,40 @@ impl Sealed for Alternatives {
         let start = before.charges.len();
         chain(&rules, head, before, &mut |all| {
             let own = &all.charges[start..];
-            let mut unlimited = own.iter().filter(|charge| charge.quotas.is_empty()).peekable();
+            let mut unlimited = own
+                .iter()
+                .filter(|charge| charge.quotas.is_empty())
+                .peekable();
             if unlimited.peek().is_some() {
                 // A block holds without quotas, too.
                 let charges: SmallVec<[_; 4]> =
                     before.charges.iter().chain(unlimited).copied().collect();
-                return then(Candidates { charges: &charges, ..before });
+                return then(Candidates {
+                    charges: &charges,
+                    ..before
+                });
             }
             let mut choices: SmallVec<[_; 2]> = before.choices.into();
             if own.len() > 1 {
                 choices.push(Choice::new(start, own.iter().map(|_| 1)));
             }
             if !own.iter().any(waits_for_slots) {
-                return then(Candidates { choices: &choices, ..all });
+                return then(Candidates {
+                    choices: &choices,
+                    ..all
+                });
             }
             let mut charges: SmallVec<[Charge<'_>; 4]> = all.charges.into();
-            for charge in charges[start..].iter_mut().filter(|charge| waits_for_slots(charge)) {
+            for charge in charges[start..]
+                .iter_mut()
+                .filter(|charge| waits_for_slots(charge))
+            {
                 *charge = charge.with_max_wait(Duration::ZERO);
             }
-            then(Candidates { charges: &charges, choices: &choices });
+            then(Candidates {
+                charges: &charges,
+                choices: &choices,
+            });
         })
     }
 }
@@ -161,6 +176,8 @@ impl Rules for Alternatives {
 impl fmt::Debug for Alternatives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = infos(self).into_iter().map(|info| info.name);
-        f.debug_tuple("Alternatives").field(&names.collect::<Vec<_>>()).finish()
+        f.debug_tuple("Alternatives")
+            .field(&names.collect::<Vec<_>>())
+            .finish()
     }
 }

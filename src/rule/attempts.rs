@@ -40,11 +40,17 @@ impl Choice {
     /// Panics if there is no list.
     #[track_caller]
     pub fn new(start: usize, lengths: impl IntoIterator<Item = usize>) -> Self {
-        let mut choice = Self { start, ends: SmallVec::new() };
+        let mut choice = Self {
+            start,
+            ends: SmallVec::new(),
+        };
         for length in lengths {
             choice.add(length);
         }
-        assert!(!choice.ends.is_empty(), "a choice without a list; give it at least one length");
+        assert!(
+            !choice.ends.is_empty(),
+            "a choice without a list; give it at least one length"
+        );
         choice
     }
 
@@ -58,7 +64,9 @@ impl Choice {
     }
 
     fn bounds(&self, list: usize) -> Range<usize> {
-        let start = list.checked_sub(1).map_or(self.start, |before| self.ends[before]);
+        let start = list
+            .checked_sub(1)
+            .map_or(self.start, |before| self.ends[before]);
         start..self.ends[list]
     }
 
@@ -71,10 +79,22 @@ impl Choice {
 impl<'c, 'a> Candidates<'c, 'a> {
     /// Returns attempts that together have each charge.
     pub(crate) fn attempts(self) -> impl Iterator<Item = SmallVec<[Charge<'a>; 4]>> {
-        let most = self.choices.iter().map(|choice| choice.ends.len()).max().unwrap_or(1);
+        let most = self
+            .choices
+            .iter()
+            .map(|choice| choice.ends.len())
+            .max()
+            .unwrap_or(1);
         (0..most).map(move |list| {
-            let tried = self.choices.iter().map(|choice| list.min(choice.ends.len() - 1)).collect();
-            let attempts = Attempts { tried, ..Attempts::default() };
+            let tried = self
+                .choices
+                .iter()
+                .map(|choice| list.min(choice.ends.len() - 1))
+                .collect();
+            let attempts = Attempts {
+                tried,
+                ..Attempts::default()
+            };
             attempts.charges(self, &mut SmallVec::new()).into()
         })
     }
@@ -87,7 +107,10 @@ impl<'c, 'a> Candidates<'c, 'a> {
 
 impl<'c, 'a> From<&'c [Charge<'a>]> for Candidates<'c, 'a> {
     fn from(charges: &'c [Charge<'a>]) -> Self {
-        Self { charges, choices: &[] }
+        Self {
+            charges,
+            choices: &[],
+        }
     }
 }
 
@@ -100,21 +123,32 @@ pub(crate) struct OwnedCandidates {
 
 impl From<Candidates<'_, '_>> for OwnedCandidates {
     fn from(all: Candidates<'_, '_>) -> Self {
-        Self { charges: all.charges.into(), choices: all.choices.into() }
+        Self {
+            charges: all.charges.into(),
+            choices: all.choices.into(),
+        }
     }
 }
 
 impl OwnedCandidates {
     /// Calls `read` with the charges.
     pub(crate) fn with<T>(&self, read: impl FnOnce(Candidates<'_, '_>) -> T) -> T {
-        self.charges.with(|charges| read(Candidates { charges, choices: &self.choices }))
+        self.charges.with(|charges| {
+            read(Candidates {
+                charges,
+                choices: &self.choices,
+            })
+        })
     }
 }
 
 /// Final decision of a store, and the attempts that led to it.
 pub(crate) struct Decided {
     pub(crate) decision: Decision,
-    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "for the conformance kit"))]
+    #[cfg_attr(
+        not(feature = "testing"),
+        expect(dead_code, reason = "for the conformance kit")
+    )]
     pub(crate) attempts: Attempts,
 }
 
@@ -188,7 +222,11 @@ impl Attempts {
     ) -> &'m [Charge<'a>] {
         let is_allowed = decision.is_allowed();
         let is_tried = is_allowed || self.described.is_empty();
-        let lists = if is_tried { &self.tried } else { &self.described };
+        let lists = if is_tried {
+            &self.tried
+        } else {
+            &self.described
+        };
         charges_of(lists, is_allowed, all, made)
     }
 
@@ -213,8 +251,10 @@ impl Attempts {
         // An outcome that denies for longer than any charge of its rule may wait caused the denial. If
         // there is none, the store denied a charge that may wait, and each denying outcome may be the
         // cause.
-        let is_explained =
-            denial.outcomes.iter().any(|outcome| is_beyond_patience(all.charges, outcome));
+        let is_explained = denial
+            .outcomes
+            .iter()
+            .any(|outcome| is_beyond_patience(all.charges, outcome));
         let mut asks_again = false;
         for choice in 0..all.choices.len() {
             asks_again |= self.try_next_of(choice, all, denial, is_explained);
@@ -245,7 +285,11 @@ impl Attempts {
                 return false;
             }
             for outcome in outcomes {
-                self.denied.push(DeniedOutcome { choice, list, outcome });
+                self.denied.push(DeniedOutcome {
+                    choice,
+                    list,
+                    outcome,
+                });
             }
             self.tried.resize(all.choices.len(), 0);
             self.tried[choice] += 1;
@@ -277,7 +321,8 @@ impl Attempts {
         let mut decisive = self.tried(choice);
         if !decision.is_allowed() {
             decisive = self.decisive(choice, all, &mut decision.outcomes);
-            self.described.push(first_with_rules_of(decisive, choice, all));
+            self.described
+                .push(first_with_rules_of(decisive, choice, all));
         }
         // The decisive list comes first: a rule that is also in others has its outcomes.
         let lists = 0..all.choices[choice].ends.len();
@@ -309,7 +354,9 @@ impl Attempts {
                 continue;
             }
             let known = self.denied_in(choice, list);
-            decision.outcomes.extend(known.filter(|of| of.rule() == charge.rule).copied());
+            decision
+                .outcomes
+                .extend(known.filter(|of| of.rule() == charge.rule).copied());
             if !has_some(&decision.outcomes) {
                 charge.add_unknown(decision);
             }
@@ -334,7 +381,10 @@ impl Attempts {
         }
         // All rules of the last list are also in the soonest one. Its outcomes are the newest, so they
         // are kept, with the wait of the soonest.
-        for outcome in outcomes.iter_mut().filter(|outcome| has(last, outcome.rule())) {
+        for outcome in outcomes
+            .iter_mut()
+            .filter(|outcome| has(last, outcome.rule()))
+        {
             outcome.set_retry_ns(soonest.wait_ns);
         }
         tried
@@ -344,7 +394,10 @@ impl Attempts {
         let tried = self.tried(choice);
         let charges = all.list(choice, tried);
         let is_last = |outcome: &&Outcome| has(charges, outcome.rule());
-        let mut soonest = Soonest { list: tried, wait_ns: longest(last.iter().filter(is_last)) };
+        let mut soonest = Soonest {
+            list: tried,
+            wait_ns: longest(last.iter().filter(is_last)),
+        };
         // The first of equal waits.
         for list in (0..tried).rev() {
             let wait_ns = longest(self.denied_in(choice, list));
@@ -408,7 +461,11 @@ fn has(charges: &[Charge<'_>], rule: RuleName) -> bool {
 }
 
 fn outcomes_of(charges: &[Charge<'_>], outcomes: &[Outcome]) -> SmallVec<[Outcome; 2]> {
-    outcomes.iter().filter(|outcome| has(charges, outcome.rule())).copied().collect()
+    outcomes
+        .iter()
+        .filter(|outcome| has(charges, outcome.rule()))
+        .copied()
+        .collect()
 }
 
 /// Returns the longest wait of the outcomes that decide.
@@ -421,8 +478,13 @@ fn longest<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u64 {
 ///
 /// The waits of a denial are those of callers that do not queue, so a shorter one may be allowed.
 fn is_beyond_patience(charges: &[Charge<'_>], outcome: &Outcome) -> bool {
-    let its = charges.iter().filter(|charge| charge.rule == outcome.rule());
-    let patience = its.map(|charge| charge.demand().max_wait).max().unwrap_or(0);
+    let its = charges
+        .iter()
+        .filter(|charge| charge.rule == outcome.rule());
+    let patience = its
+        .map(|charge| charge.demand().max_wait)
+        .max()
+        .unwrap_or(0);
     outcome.is_deciding() && outcome.retry_ns() > patience
 }
 
@@ -443,7 +505,9 @@ fn foresee_denial(denied: &[Charge<'_>], next: &[Charge<'_>], denial: &mut Decis
     }
     let denies = foreseen.iter().any(Outcome::denies);
     if denies {
-        denial.outcomes.retain(|outcome| !has(denied, outcome.rule()));
+        denial
+            .outcomes
+            .retain(|outcome| !has(denied, outcome.rule()));
         denial.outcomes.extend(foreseen);
     }
     denies
@@ -486,8 +550,17 @@ mod tests {
         assert!(call(&store, &[pool]).is_allowed());
         let charges = [share, pool, pool.with_max_wait(Duration::from_secs(90))];
         let choices = [Choice::new(0, [2, 1])];
-        let decision = take(&store, Candidates { charges: &charges, choices: &choices });
-        assert!(decision.is_allowed() && !decision.wait().is_zero(), "{decision:?}");
+        let decision = take(
+            &store,
+            Candidates {
+                charges: &charges,
+                choices: &choices,
+            },
+        );
+        assert!(
+            decision.is_allowed() && !decision.wait().is_zero(),
+            "{decision:?}"
+        );
     }
 
     #[test]
@@ -501,10 +574,19 @@ mod tests {
         for is_allowed in [true, false] {
             let charges = [pool, spent, spent, pool.with_cost(2), other];
             let choices = [Choice::new(0, [2, 2, 1])];
-            let decision = take(&store, Candidates { charges: &charges, choices: &choices });
+            let decision = take(
+                &store,
+                Candidates {
+                    charges: &charges,
+                    choices: &choices,
+                },
+            );
             assert_eq!(decision.is_allowed(), is_allowed);
-            let mut rules: Vec<_> =
-                decision.outcomes().iter().map(|outcome| outcome.rule().to_string()).collect();
+            let mut rules: Vec<_> = decision
+                .outcomes()
+                .iter()
+                .map(|outcome| outcome.rule().to_string())
+                .collect();
             rules.sort();
             assert_eq!(rules, ["other", "pool", "spent"]);
         }

@@ -85,8 +85,16 @@ use crate::{
 /// # Panics
 ///
 /// Panics if [`try_by_route`] returns an error.
-#[cfg_attr(feature = "serde", doc = "", doc = "[`RouteSettings`]: crate::rule::RouteSettings")]
-#[cfg_attr(not(feature = "serde"), doc = "", doc = "[`RouteSettings`]: crate::rule")]
+#[cfg_attr(
+    feature = "serde",
+    doc = "",
+    doc = "[`RouteSettings`]: crate::rule::RouteSettings"
+)]
+#[cfg_attr(
+    not(feature = "serde"),
+    doc = "",
+    doc = "[`RouteSettings`]: crate::rule"
+)]
 #[track_caller]
 pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
@@ -153,7 +161,11 @@ struct RouteCheck {
 impl ByRoute<Everyone> {
     pub(super) fn of(default: Plan) -> Self {
         let other = Rule::new("other", Everyone, default);
-        Self { routes: Vec::new(), other, check: Arc::default() }
+        Self {
+            routes: Vec::new(),
+            other,
+            check: Arc::default(),
+        }
     }
 }
 
@@ -186,7 +198,9 @@ impl<K: Clone> ByRoute<K> {
         let route = Route::new(method, path)?;
         let mut known = self.routes.iter().map(|routed| &routed.route);
         if known.any(|known| known.method == route.method && known.path == route.path) {
-            return Err(RuleError::Route(format!("route \"{route}\" is given twice; drop one")));
+            return Err(RuleError::Route(format!(
+                "route \"{route}\" is given twice; drop one"
+            )));
         }
         let name = RuleName::derived(&route.to_string());
         let rule = Rule::named(name, self.other.extractor.clone(), plan);
@@ -202,7 +216,10 @@ impl<K> ByRoute<K> {
         let routes = self.routes.into_iter();
         ByRoute {
             routes: routes
-                .map(|routed| RoutedRule { route: routed.route, rule: named(routed.rule) })
+                .map(|routed| RoutedRule {
+                    route: routed.route,
+                    rule: named(routed.rule),
+                })
                 .collect(),
             other: named(self.other),
             check: self.check,
@@ -211,12 +228,17 @@ impl<K> ByRoute<K> {
 
     /// Returns the rule that charges a request.
     fn rule(&self, head: &RequestHead<'_>) -> &Rule<K> {
-        let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
+        let matched = head
+            .extensions
+            .get::<MatchedPath>()
+            .map(MatchedPath::as_str);
         let ranked = self
             .routes
             .iter()
             .filter_map(|routed| Some((routed.route.rank(head, matched)?, routed)));
-        let best = ranked.min_by_key(|(rank, _)| *rank).map(|(_, routed)| routed);
+        let best = ranked
+            .min_by_key(|(rank, _)| *rank)
+            .map(|(_, routed)| routed);
         if is_early(&self.check.requests) {
             self.record(head, matched, best.map(|routed| &routed.route));
         }
@@ -301,7 +323,9 @@ impl<K: KeyExtractor> Sealed for ByRoute<K> {
 
 impl<K: KeyExtractor> Rules for ByRoute<K> {
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-        self.routes.iter().for_each(|routed| routed.rule.info(infos));
+        self.routes
+            .iter()
+            .for_each(|routed| routed.rule.info(infos));
         self.other.info(infos);
     }
 }
@@ -327,7 +351,12 @@ impl Route {
                  the path, for every method (any_method)"
             ))
         })?;
-        let route = Self { method, path: path.into(), grpc: is_grpc(path), met: Arc::default() };
+        let route = Self {
+            method,
+            path: path.into(),
+            grpc: is_grpc(path),
+            met: Arc::default(),
+        };
         let fault = if !path.starts_with('/') {
             "does not start with a slash; add it"
         } else if path.contains(|c: char| c.is_ascii_control() || matches!(c, ' ' | '?' | '#')) {
@@ -337,7 +366,9 @@ impl Route {
         } else {
             return Ok(route);
         };
-        Err(RuleError::Route(format!("route \"{route}\": path {path:?} {fault}")))
+        Err(RuleError::Route(format!(
+            "route \"{route}\": path {path:?} {fault}"
+        )))
     }
 
     /// Returns `true` if the request seems to have this route, in a router that is nested under a path.
@@ -385,7 +416,9 @@ impl fmt::Display for Route {
 /// A service without a package may also be a plain path.
 fn is_grpc(path: &str) -> bool {
     let parts = path.strip_prefix('/').and_then(|path| path.split_once('/'));
-    let Some((service, method)) = parts else { return false };
+    let Some((service, method)) = parts else {
+        return false;
+    };
     let is_name = |name: &str| name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     let is_method = is_name(method) || method.starts_with('{');
     service.contains('.') && service.split('.').all(is_name) && is_method && !method.contains('/')

@@ -92,7 +92,12 @@ impl fmt::Display for RuleError {
             Self::TooManyQuotas(rule, n) => {
                 write!(f, "rule {rule}: {n} quotas; give at most {MAX_QUOTAS}")
             }
-            Self::CostAboveLimit { rule, cost, headroom, limit } => {
+            Self::CostAboveLimit {
+                rule,
+                cost,
+                headroom,
+                limit,
+            } => {
                 write!(f, "rule {rule}: cost {cost}")?;
                 if *headroom > 0 {
                     write!(f, " plus headroom {headroom}")?;
@@ -109,7 +114,10 @@ impl fmt::Display for RuleError {
                  slot does not wait; lower the cost to 1 or remove the max_wait"
             ),
             Self::AlternativeWaits(rule) => {
-                write!(f, "rule {rule}: max_wait of an alternative for slots; remove the max_wait")
+                write!(
+                    f,
+                    "rule {rule}: max_wait of an alternative for slots; remove the max_wait"
+                )
             }
             Self::Route(fault) => f.write_str(fault),
             Self::Unknown { name, known } => {
@@ -129,7 +137,10 @@ impl std::error::Error for RuleError {}
 /// Checks that no two quotas of a rule count the same.
 fn check_accounts(rule: RuleName, quotas: &[Quota]) -> Result<(), RuleError> {
     match Quotas::first_equal(quotas) {
-        Some(quotas) => Err(RuleError::SameAccount { rule, quotas: Box::new(quotas) }),
+        Some(quotas) => Err(RuleError::SameAccount {
+            rule,
+            quotas: Box::new(quotas),
+        }),
         None => Ok(()),
     }
 }
@@ -139,13 +150,21 @@ pub(crate) fn check_and_register<S: Store>(
     infos: &[RuleInfo<'_>],
     store: &S,
 ) -> Result<(), RuleError> {
-    let limiting: Vec<_> =
-        infos.iter().filter(|info| info.quotas.is_none_or(|quotas| !quotas.is_empty())).collect();
+    let limiting: Vec<_> = infos
+        .iter()
+        .filter(|info| info.quotas.is_none_or(|quotas| !quotas.is_empty()))
+        .collect();
     check_each(&limiting)?;
     let key = Key::everyone();
-    let live: Vec<_> = limiting.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
+    let live: Vec<_> = limiting
+        .iter()
+        .map(|info| info.live.map(LivePlan::quotas))
+        .collect();
     let checked = checked_charges(&limiting, &live, &key)?;
-    let all = Candidates { charges: &checked.charges, choices: &checked.choices };
+    let all = Candidates {
+        charges: &checked.charges,
+        choices: &checked.choices,
+    };
     if !limiting.is_empty() {
         for charges in all.attempts() {
             store.supports(&charges).map_err(RuleError::Unsupported)?;
@@ -154,7 +173,9 @@ pub(crate) fn check_and_register<S: Store>(
     if checked.fixed.is_empty() {
         return Ok(());
     }
-    store.register(&checked.fixed).map_err(RuleError::Unsupported)
+    store
+        .register(&checked.fixed)
+        .map_err(RuleError::Unsupported)
 }
 
 /// Checks each rule on its own, and its name and costs beside those of the others.
@@ -173,8 +194,9 @@ fn check_each(limiting: &[&RuleInfo<'_>]) -> Result<(), RuleError> {
             check_accounts(rule, live.quotas().as_ref())?;
         }
         let first = info.first_alternative;
-        let mut others =
-            limiting.iter().filter(|other| first.is_some() && other.first_alternative == first);
+        let mut others = limiting
+            .iter()
+            .filter(|other| first.is_some() && other.first_alternative == first);
         let exceeded = |info: &RuleInfo<'_>| info.exceeded(info.quotas.unwrap_or_default());
         // An alternative may be above its limit if another one is not.
         if let Some(limit) = exceeded(info)
@@ -182,7 +204,12 @@ fn check_each(limiting: &[&RuleInfo<'_>]) -> Result<(), RuleError> {
         {
             let cost = info.cost.unwrap_or(1);
             let headroom = info.headroom.unwrap_or(0);
-            return Err(RuleError::CostAboveLimit { rule, cost, headroom, limit });
+            return Err(RuleError::CostAboveLimit {
+                rule,
+                cost,
+                headroom,
+                limit,
+            });
         }
     }
     Ok(())
@@ -209,14 +236,22 @@ fn checked_charges<'a>(
         let continues_choice =
             before.is_some_and(|before| before.first_alternative == info.first_alternative);
         before = Some(info);
-        let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
-        let Some(quotas) = info.quotas.or(current).or(info.sample) else { continue };
+        let current = live
+            .as_ref()
+            .map(AsRef::as_ref)
+            .filter(|quotas| !quotas.is_empty());
+        let Some(quotas) = info.quotas.or(current).or(info.sample) else {
+            continue;
+        };
         if waits_as_alternative(info, quotas) {
             return Err(RuleError::AlternativeWaits(info.name));
         }
         let charge = charge_of(info, quotas, key);
         if info.queues && charge.takes_several_slots() {
-            return Err(RuleError::SeveralSlotsWait { rule: info.name, cost: charge.cost });
+            return Err(RuleError::SeveralSlotsWait {
+                rule: info.name,
+                cost: charge.cost,
+            });
         }
         checked.charges.push(charge);
         if info.quotas.is_some() {
@@ -225,7 +260,9 @@ fn checked_charges<'a>(
         if info.first_alternative.is_some() {
             match checked.choices.last_mut().filter(|_| continues_choice) {
                 Some(choice) => choice.add(1),
-                None => checked.choices.push(Choice::new(checked.charges.len() - 1, [1])),
+                None => checked
+                    .choices
+                    .push(Choice::new(checked.charges.len() - 1, [1])),
             }
         }
     }
@@ -235,11 +272,18 @@ fn checked_charges<'a>(
 /// Returns a charge of a rule, for a store that is asked about it.
 fn charge_of<'a>(info: &RuleInfo<'_>, quotas: &'a [Quota], key: &'a Key) -> Charge<'a> {
     let charge = Charge::new(info.name, key, quotas).with_cost(info.cost.unwrap_or(1));
-    let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
+    let wait = if info.queues {
+        Duration::from_nanos(1)
+    } else {
+        Duration::ZERO
+    };
     let may_report = info.report_only.is_on() || !info.report_only.is_fixed();
     // A headroom from the request may be above 0.
     let headroom = info.headroom.unwrap_or(1).max(info.reserve);
-    charge.with_max_wait(wait).with_headroom(headroom).with_report_only(may_report)
+    charge
+        .with_max_wait(wait)
+        .with_headroom(headroom)
+        .with_report_only(may_report)
 }
 
 /// Returns `true` for an alternative that would wait for slots.

@@ -95,13 +95,28 @@ impl Drop for Measurement {
 
 impl Controller {
     pub(super) fn new(clock: Clock, initial: u32, max: u32, finder: Finder) -> Self {
-        let window = LatencyWindow { start: clock.now(), ..LatencyWindow::default() };
-        let state = LimitState { finder, limit: initial.into(), typical: 0.0, window };
+        let window = LatencyWindow {
+            start: clock.now(),
+            ..LatencyWindow::default()
+        };
+        let state = LimitState {
+            finder,
+            limit: initial.into(),
+            typical: 0.0,
+            window,
+        };
         let quotas = Arc::new(ArcSwap::from_pointee(quotas(initial)));
         let in_flight = 0.into();
         let peak = 0.into();
         let state = state.into();
-        Self { clock, quotas, max, in_flight, peak, state }
+        Self {
+            clock,
+            quotas,
+            max,
+            in_flight,
+            peak,
+            state,
+        }
     }
 
     pub(super) fn finder(&self) -> Finder {
@@ -115,9 +130,17 @@ impl Controller {
 
     /// Counts slots, whose work has not started yet.
     pub(crate) fn hold(self: &Arc<Self>, slots: u32) -> Measurement {
-        let in_flight = self.in_flight.fetch_add(slots, Relaxed).saturating_add(slots);
+        let in_flight = self
+            .in_flight
+            .fetch_add(slots, Relaxed)
+            .saturating_add(slots);
         self.peak.fetch_max(in_flight, Relaxed);
-        Measurement { controller: self.clone(), since: None, slots, overloaded: None }
+        Measurement {
+            controller: self.clone(),
+            since: None,
+            slots,
+            overloaded: None,
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, LimitState> {
@@ -129,7 +152,12 @@ impl Controller {
         let now = self.clock.now();
         let latency = now.saturating_sub(since);
         let mut state = self.state();
-        let LimitState { finder, limit, typical, window } = &mut *state;
+        let LimitState {
+            finder,
+            limit,
+            typical,
+            window,
+        } = &mut *state;
         if overloaded.is_none() {
             if *typical <= 0.0 || latency as f64 <= *typical {
                 return;
@@ -151,8 +179,13 @@ impl Controller {
         }
         let is_overloaded = u64::from(window.overloaded) * OVERLOAD_SHARE >= window.count.into();
         let peak = self.peak.swap(self.in_flight.load(Relaxed), Relaxed);
-        *limit = finder.next(*limit, mean, peak.into(), is_overloaded).clamp(1.0, self.max.into());
-        *window = LatencyWindow { start: now, ..LatencyWindow::default() };
+        *limit = finder
+            .next(*limit, mean, peak.into(), is_overloaded)
+            .clamp(1.0, self.max.into());
+        *window = LatencyWindow {
+            start: now,
+            ..LatencyWindow::default()
+        };
         self.quotas.store(Arc::new(quotas(state.whole_limit())));
     }
 }
@@ -163,7 +196,11 @@ fn quotas(limit: u32) -> Quotas {
 }
 
 impl LimitState {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 1 to max")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "from 1 to max"
+    )]
     fn whole_limit(&self) -> u32 {
         self.limit as u32
     }
@@ -275,7 +312,11 @@ impl Gradient {
         }
         let gradient = (TOLERANCE * self.long / short).clamp(0.5, 1.0);
         let grown = SMOOTHING * (gradient * limit + QUEUE);
-        let next = if is_used(limit, peak) { (1.0 - SMOOTHING) * limit + grown } else { limit };
+        let next = if is_used(limit, peak) {
+            (1.0 - SMOOTHING) * limit + grown
+        } else {
+            limit
+        };
         if gradient < 1.0 {
             self.follow_lowering(next, short);
         } else {
@@ -291,7 +332,10 @@ impl Gradient {
             next <= lowering.limit && lowering.latency >= ABOUT_THE_SAME * short
         });
         let Some(Lowering { limit, latency }) = lowering else {
-            self.lowering = Some(Lowering { limit: next, latency: short });
+            self.lowering = Some(Lowering {
+                limit: next,
+                latency: short,
+            });
             return;
         };
         if next > limit / 2.0 {
@@ -305,7 +349,12 @@ impl Gradient {
 
     /// Starts to compare `latency` with that of half of the limit. Returns that half.
     fn halve(&mut self, limit: f64, latency: f64) -> f64 {
-        self.probe = Some(Probe { limit, latency, windows: 0, mean: 0.0 });
+        self.probe = Some(Probe {
+            limit,
+            latency,
+            windows: 0,
+            mean: 0.0,
+        });
         limit / 2.0
     }
 
@@ -342,7 +391,11 @@ fn long_term_mean(mut long: f64, short: f64, windows: u32, is_full: bool) -> f64
     } else if !is_full {
         long += (short - long) * 2.0 / (LONG + 1.0);
     }
-    if long > 2.0 * short { long * 0.95 } else { long }
+    if long > 2.0 * short {
+        long * 0.95
+    } else {
+        long
+    }
 }
 
 #[cfg(test)]
@@ -360,7 +413,10 @@ mod tests {
                 limit = gradient.next(limit, 100.0, limit, overloaded.contains(&window));
             }
             let last = gradient.next(limit, 100.0, limit, overloaded.contains(&WARMUP));
-            assert!((last - limit / 2.0).abs() < 1e-9, "{overloaded:?}: from {limit} to {last}");
+            assert!(
+                (last - limit / 2.0).abs() < 1e-9,
+                "{overloaded:?}: from {limit} to {last}"
+            );
         }
     }
 }

@@ -118,18 +118,27 @@ impl Rule<Everyone> {
     pub fn fair_by<K: KeyExtractor>(self, key: K) -> FairRule<K> {
         let name = self.name;
         assert!(
-            self.plan.fixed().is_none_or(|quotas| pool(quotas).is_some()),
+            self.plan
+                .fixed()
+                .is_none_or(|quotas| pool(quotas).is_some()),
             "rule {name}: fair_by with {} quotas; give the rule one quota with the algorithm Gcra and \
              without initial, and the others to another rule",
             self.plan.fixed().map_or(0, <[_]>::len)
         );
-        let burst = self.plan.fixed().and_then(pool).map_or(u32::MAX, Quota::limit);
+        let burst = self
+            .plan
+            .fixed()
+            .and_then(pool)
+            .map_or(u32::MAX, Quota::limit);
         assert!(
             u64::from(burst) * RESERVE >= 100,
             "rule {name}: fair_by with a burst of {burst}, of which no unit can be left for others; \
              give it at least 4"
         );
-        assert!(self.max_wait.is_none(), "rule {name}: max_wait with fair_by; remove one of them");
+        assert!(
+            self.max_wait.is_none(),
+            "rule {name}: max_wait with fair_by; remove one of them"
+        );
         assert!(
             self.if_no_key.is_none(),
             "rule {name}: if_no_key with fair_by; use on_missing_key, or another rule"
@@ -146,8 +155,17 @@ impl Rule<Everyone> {
             .report_only(self.report_only.clone());
         let clients = Arc::new(Clients::new(OnceLock::new(), CLIENTS));
         let weight = Cost::from(1);
-        let sharers = Sharers { pool: name, share: share.name, weight, clients };
-        FairRule { pool: self, share, sharers }
+        let sharers = Sharers {
+            pool: name,
+            share: share.name,
+            weight,
+            clients,
+        };
+        FairRule {
+            pool: self,
+            share,
+            sharers,
+        }
     }
 }
 
@@ -156,7 +174,13 @@ impl<K> FairRule<K> {
     ///
     /// A request with the weight 0 is charged to the pool as a client beyond its share.
     pub fn weight(self, weight: impl Into<Cost>) -> Self {
-        Self { sharers: Sharers { weight: weight.into(), ..self.sharers }, ..self }
+        Self {
+            sharers: Sharers {
+                weight: weight.into(),
+                ..self.sharers
+            },
+            ..self
+        }
     }
 
     /// Sets the number of clients that have a share of their own, rounded up to a power of two. Defaults
@@ -191,7 +215,10 @@ impl<K> FairRule<K> {
     }
 
     fn with_clients(self, clients: Clients) -> Self {
-        let sharers = Sharers { clients: Arc::new(clients), ..self.sharers };
+        let sharers = Sharers {
+            clients: Arc::new(clients),
+            ..self.sharers
+        };
         Self { sharers, ..self }
     }
 }
@@ -243,13 +270,19 @@ impl<K: KeyExtractor> FairRule<K> {
 fn append_shared(own: [Charge<'_>; 3], before: Candidates<'_, '_>, then: &mut Then<'_>) {
     let choice = Choice::new(before.charges.len(), [2, 1]);
     if before.charges.is_empty() {
-        return then(Candidates { charges: &own, choices: &[choice] });
+        return then(Candidates {
+            charges: &own,
+            choices: &[choice],
+        });
     }
     let mut choices: SmallVec<[_; 2]> = before.choices.into();
     choices.push(choice);
     let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
     charges.extend_from_slice(&own);
-    then(Candidates { charges: &charges, choices: &choices });
+    then(Candidates {
+        charges: &charges,
+        choices: &choices,
+    });
 }
 
 impl<K: KeyExtractor> Sealed for FairRule<K> {
@@ -270,7 +303,10 @@ impl<K: KeyExtractor> Sealed for FairRule<K> {
         }
         let found = self.share.extractor.extract(head);
         let mut made = None;
-        let client = self.share.key(&found, &mut made, applies).map_err(Clone::clone)?;
+        let client = self
+            .share
+            .key(&found, &mut made, applies)
+            .map_err(Clone::clone)?;
         self.append_own(head, client, before, then);
         Ok(())
     }
@@ -295,7 +331,11 @@ impl<K: KeyExtractor> Rules for FairRule<K> {
 
 impl<K: fmt::Debug> fmt::Debug for FairRule<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pool, share, sharers } = self;
+        let Self {
+            pool,
+            share,
+            sharers,
+        } = self;
         let mut debug = f.debug_struct("FairRule");
         debug.field("pool", pool).field("key", &share.extractor);
         debug.field("weight", &sharers.weight).finish()

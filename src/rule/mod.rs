@@ -124,7 +124,10 @@ impl<K> Rule<K> {
 
     /// Replaces the quotas of the rule.
     pub fn plan(self, plan: impl Into<Plan>) -> Self {
-        Self { plan: plan.into(), ..self }
+        Self {
+            plan: plan.into(),
+            ..self
+        }
     }
 
     /// Sets the cost of a request, as units or as a [`Cost::from_fn`]. Defaults to 1.
@@ -132,7 +135,10 @@ impl<K> Rule<K> {
     /// A request of cost 0 is always allowed, even if its key or its quota is blocked. If clients
     /// can influence the cost, make the cost at least 1.
     pub fn cost(self, cost: impl Into<Cost>) -> Self {
-        Self { cost: cost.into(), ..self }
+        Self {
+            cost: cost.into(),
+            ..self
+        }
     }
 
     /// Sets the number of units that must remain after a request. Defaults to 0.
@@ -149,7 +155,10 @@ impl<K> Rule<K> {
     ///     .headroom(Cost::from_fn(move |head| if batch(head) { 20 } else { 0 }));
     /// ```
     pub fn headroom(self, units: impl Into<Cost>) -> Self {
-        Self { headroom: units.into(), ..self }
+        Self {
+            headroom: units.into(),
+            ..self
+        }
     }
 
     /// Sets the maximum time that a request waits instead of being denied. Defaults to zero.
@@ -179,7 +188,10 @@ impl<K> Rule<K> {
     /// [soft units](crate::Quota::with_soft), and for slots of a [`LocalStore`](crate::LocalStore) or a
     /// `RedisStore`.
     pub fn max_wait(self, time: Duration) -> Self {
-        Self { max_wait: Some(time).filter(|time| !time.is_zero()), ..self }
+        Self {
+            max_wait: Some(time).filter(|time| !time.is_zero()),
+            ..self
+        }
     }
 
     /// Sets a function that decides if the rule applies to a request. Defaults to
@@ -204,7 +216,10 @@ impl<K> Rule<K> {
         self,
         applies: impl Fn(&RequestHead<'_>) -> Applies + Send + Sync + 'static,
     ) -> Self {
-        Self { applies: Some(Arc::new(applies)), ..self }
+        Self {
+            applies: Some(Arc::new(applies)),
+            ..self
+        }
     }
 
     /// Sets the policy for a request without an identity. Defaults to a rejection with 400.
@@ -219,7 +234,10 @@ impl<K> Rule<K> {
         if let OnMissingKey::Reject(status) = policy {
             check_status("on_missing_key", status);
         }
-        Self { on_missing_key: policy, ..self }
+        Self {
+            on_missing_key: policy,
+            ..self
+        }
     }
 
     /// Sets the rules that limit a request without an identity. They replace the policy of
@@ -250,7 +268,10 @@ impl<K> Rule<K> {
     /// `rules` keep all their own settings, such as [`report_only`](Rule::report_only) and a
     /// [`LivePlan`].
     pub fn if_no_key(self, rules: impl Rules + Send + Sync + 'static) -> Self {
-        Self { if_no_key: Some(Arc::new(rules)), ..self }
+        Self {
+            if_no_key: Some(Arc::new(rules)),
+            ..self
+        }
     }
 
     /// Makes the rule report-only while `toggle` is on, or always with `true`.
@@ -273,7 +294,10 @@ impl<K> Rule<K> {
     /// [`fail_closed`](crate::StoreExt::fail_closed) denies, and
     /// [`fail_open`](crate::StoreExt::fail_open) allows.
     pub fn report_only(self, toggle: impl Into<Toggle>) -> Self {
-        Self { report_only: toggle.into(), ..self }
+        Self {
+            report_only: toggle.into(),
+            ..self
+        }
     }
 
     /// Sets the maximum length of a key in bytes. Defaults to 1 KiB.
@@ -286,7 +310,10 @@ impl<K> Rule<K> {
     #[track_caller]
     pub fn max_key_len(self, bytes: usize) -> Self {
         assert!(bytes > 0, "max_key_len is 0; give at least 1");
-        Self { max_key_len: bytes, ..self }
+        Self {
+            max_key_len: bytes,
+            ..self
+        }
     }
 }
 
@@ -297,7 +324,9 @@ impl<K: KeyExtractor> Rule<K> {
         if self.plan.is_unlimited() && self.if_no_key.is_none() {
             return Applies::Skip;
         }
-        self.applies.as_ref().map_or(Applies::Charge, |applies| applies(head))
+        self.applies
+            .as_ref()
+            .map_or(Applies::Charge, |applies| applies(head))
     }
 
     /// Returns the key to charge, or `None` if the request has no key, or if the key is unusable and the

@@ -93,7 +93,10 @@ impl Plan {
         choose: impl Fn(&RequestHead<'_>, &Key) -> Quotas + Send + Sync + 'static,
     ) -> Self {
         let choose = Box::new(choose);
-        Self(PlanKind::Chosen(Arc::new(ChosenPlan { choose, requests: AtomicU32::new(0) })))
+        Self(PlanKind::Chosen(Arc::new(ChosenPlan {
+            choose,
+            requests: AtomicU32::new(0),
+        })))
     }
 
     /// Returns the quotas of a request. Keeps the quotas in `stored` if they are not fixed.
@@ -192,12 +195,18 @@ impl LivePlan {
     #[track_caller]
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         let quotas = ArcSwap::from_pointee(quotas.into().checked());
-        Self { quotas: Arc::new(quotas), controller: None }
+        Self {
+            quotas: Arc::new(quotas),
+            controller: None,
+        }
     }
 
     /// Creates the plan that a controller changes.
     pub(super) fn of(controller: Arc<Controller>) -> Self {
-        Self { quotas: controller.quotas.clone(), controller: Some(controller) }
+        Self {
+            quotas: controller.quotas.clone(),
+            controller: Some(controller),
+        }
     }
 
     /// Replaces the quotas in all rules that use them.
@@ -240,7 +249,10 @@ pub struct Cost {
 impl Cost {
     /// Creates a number of units that `read` computes from the head of each request.
     pub fn from_fn(read: impl Fn(&RequestHead<'_>) -> u32 + Send + Sync + 'static) -> Self {
-        Self { units: 0, read: Some(Arc::new(read)) }
+        Self {
+            units: 0,
+            read: Some(Arc::new(read)),
+        }
     }
 
     #[inline]
@@ -285,9 +297,18 @@ pub struct RequestDeadline(pub Duration);
 
 /// Returns the smallest of `max_wait`, the [`RequestDeadline`] and `grpc-timeout`.
 pub(crate) fn longest_wait(head: &RequestHead<'_>, max_wait: Duration) -> Duration {
-    let own = head.extensions.get::<RequestDeadline>().map(|deadline| deadline.0);
-    let grpc = head.headers.get("grpc-timeout").and_then(|value| grpc_timeout(value.as_bytes()));
-    [own, grpc].into_iter().flatten().fold(max_wait, Duration::min)
+    let own = head
+        .extensions
+        .get::<RequestDeadline>()
+        .map(|deadline| deadline.0);
+    let grpc = head
+        .headers
+        .get("grpc-timeout")
+        .and_then(|value| grpc_timeout(value.as_bytes()));
+    [own, grpc]
+        .into_iter()
+        .flatten()
+        .fold(max_wait, Duration::min)
 }
 
 /// Parses the value of `grpc-timeout`, such as `100m` for 100 ms (gRPC over HTTP/2, "Timeout").
@@ -315,7 +336,10 @@ mod tests {
     #[test]
     fn only_valid_grpc_timeouts_are_parsed() {
         assert_eq!(grpc_timeout(b"100m"), Some(Duration::from_millis(100)));
-        assert_eq!(grpc_timeout(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3_600)));
+        assert_eq!(
+            grpc_timeout(b"99999999H"),
+            Some(Duration::from_secs(99_999_999 * 3_600))
+        );
         for garbage in ["", "m", "1", "-1S", "1s", "123456789S", "1.5S", "\u{e9}S"] {
             assert_eq!(grpc_timeout(garbage.as_bytes()), None, "{garbage}");
         }

@@ -25,7 +25,9 @@ impl Quotas {
     /// Returns the first two quotas that count the same, which would have an account each.
     pub(super) fn first_equal(quotas: &[Quota]) -> Option<[Quota; 2]> {
         for (at, second) in quotas.iter().enumerate() {
-            let first = quotas[..at].iter().find(|first| first.address() == second.address());
+            let first = quotas[..at]
+                .iter()
+                .find(|first| first.address() == second.address());
             if let Some(first) = first {
                 return Some([*first, *second]);
             }
@@ -36,7 +38,9 @@ impl Quotas {
     /// Warns of two quotas that count the same, once. Those that are fixed are an error of the layer.
     pub(super) fn warn_if_equal(&self) {
         static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-        let Some([first, second]) = Self::first_equal(self.charged()) else { return };
+        let Some([first, second]) = Self::first_equal(self.charged()) else {
+            return;
+        };
         if IS_LOGGED.swap(true, Relaxed) {
             return;
         }

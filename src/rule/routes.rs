@@ -58,7 +58,10 @@ impl RouteSettings {
     fn try_rules(&self) -> Result<ByRoute<Everyone>, RuleError> {
         let missing = "other is missing, the quotas of all other requests; add it, as other = \
                        \"100/s\", or other = [] to limit nothing";
-        let other = self.0.get("other").ok_or_else(|| RuleError::Route(missing.to_owned()))?;
+        let other = self
+            .0
+            .get("other")
+            .ok_or_else(|| RuleError::Route(missing.to_owned()))?;
         let mut rules = ByRoute::of(other.clone().into());
         for (name, quotas) in self.0.iter().filter(|(name, _)| *name != "other") {
             let (method, path) = match name.split_once(' ') {

@@ -170,7 +170,10 @@ impl RuleInfo<'_> {
 
     /// Returns the limit of these quotas that every request exceeds, if any.
     pub(crate) fn exceeded(&self, quotas: &[Quota]) -> Option<u64> {
-        let limits = quotas.iter().filter(|quota| !quota.is_blocked()).map(Quota::raised_limit);
+        let limits = quotas
+            .iter()
+            .filter(|quota| !quota.is_blocked())
+            .map(Quota::raised_limit);
         limits.min().filter(|limit| self.min_need() > *limit)
     }
 }
@@ -223,7 +226,10 @@ pub(super) fn append_charge(charge: &Charge<'_>, before: Candidates<'_, '_>, the
     }
     let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
     charges.push(*charge);
-    then(Candidates { charges: &charges, ..before });
+    then(Candidates {
+        charges: &charges,
+        ..before
+    });
 }
 
 /// Calls `then` once, with the charges in `before`, followed by the charges of `rules`.
@@ -240,7 +246,9 @@ pub(super) fn chain(
         return Ok(());
     };
     let mut later = Ok(());
-    first.append_charges(head, before, &mut |all| later = chain(rest, head, all, then))?;
+    first.append_charges(head, before, &mut |all| {
+        later = chain(rest, head, all, then)
+    })?;
     later
 }
 

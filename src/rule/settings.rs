@@ -78,7 +78,10 @@ use crate::{
 /// ones: build a layer with the new rules and a small store, then drop the layer. See
 /// `examples/config.rs`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, expecting = "a table, as { name = \"ip\", quotas = \"20/s\" }")]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table, as { name = \"ip\", quotas = \"20/s\" }"
+)]
 #[non_exhaustive]
 pub struct RuleSettings {
     /// Name of the rule. Defaults to `default`.
@@ -118,7 +121,11 @@ fn default_max_key_len() -> usize {
 
 fn max_key_len<'de, D: Deserializer<'de>>(value: D) -> Result<usize, D::Error> {
     let bytes = usize::deserialize(value)?;
-    if bytes > 0 { Ok(bytes) } else { Err(D::Error::custom("max_key_len is 0; give at least 1")) }
+    if bytes > 0 {
+        Ok(bytes)
+    } else {
+        Err(D::Error::custom("max_key_len is 0; give at least 1"))
+    }
 }
 
 impl RuleSettings {
@@ -169,7 +176,10 @@ impl RuleSettings {
             ("report_only", self.report_only == new.report_only),
             ("max_key_len", self.max_key_len == new.max_key_len),
         ];
-        fields.into_iter().find(|(_, is_same)| !is_same).map(|(field, _)| field)
+        fields
+            .into_iter()
+            .find(|(_, is_same)| !is_same)
+            .map(|(field, _)| field)
     }
 }
 
@@ -196,7 +206,10 @@ impl Setting for Quotas {
         if list.len() <= MAX_QUOTAS {
             return Ok(list.into());
         }
-        let why = format!("the list has {} quotas; give at most {MAX_QUOTAS}", list.len());
+        let why = format!(
+            "the list has {} quotas; give at most {MAX_QUOTAS}",
+            list.len()
+        );
         Err(D::Error::custom(why))
     }
 }
@@ -218,7 +231,9 @@ impl TryFrom<String> for OnMissingKey {
             "skip" => return Ok(Self::Skip),
             "share" => return Ok(Self::Share),
             "reject" => Some(StatusCode::BAD_REQUEST),
-            _ => text.strip_prefix("reject ").and_then(|status| status.parse().ok()),
+            _ => text
+                .strip_prefix("reject ")
+                .and_then(|status| status.parse().ok()),
         };
         let valid = status.filter(|status| (400..=599).contains(&status.as_u16()));
         valid.map(Self::Reject).ok_or_else(|| {

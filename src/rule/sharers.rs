@@ -52,7 +52,9 @@ impl OnDecision for Sharers {
 
 impl fmt::Debug for Sharers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sharers").field("weight", &self.weight).finish_non_exhaustive()
+        f.debug_struct("Sharers")
+            .field("weight", &self.weight)
+            .finish_non_exhaustive()
     }
 }
 
@@ -98,8 +100,18 @@ impl Clients {
         let places = most.next_power_of_two();
         let places = vec![none; places].into();
         let weights = [0; 2];
-        let seen = Seen { generation: 0, weights, places, others: none, was_full: false };
-        Self { clock, seed: random_state(), seen: Mutex::new(seen) }
+        let seen = Seen {
+            generation: 0,
+            weights,
+            places,
+            others: none,
+            was_full: false,
+        };
+        Self {
+            clock,
+            seed: random_state(),
+            seen: Mutex::new(seen),
+        }
     }
 
     /// Returns the part of a client that asks. Asking changes no share of others.
@@ -111,7 +123,12 @@ impl Clients {
         let sum = seen.sum_with(place, weight);
         let is_first = place.is_none() && id.is_some() && !mem::replace(&mut seen.was_full, true);
         let full = is_first.then_some(seen.places.len());
-        ClientPart { weight, sum, is_known: place.is_some(), full }
+        ClientPart {
+            weight,
+            sum,
+            is_known: place.is_some(),
+            full,
+        }
     }
 
     /// Counts a client that was admitted.
@@ -121,7 +138,14 @@ impl Clients {
         let place = seen.find(id);
         let weight = if place.is_some() { weight } else { 1 };
         let generation = seen.generation;
-        seen.put(place, SeenClient { id: id.unwrap_or(0), generation, weight });
+        seen.put(
+            place,
+            SeenClient {
+                id: id.unwrap_or(0),
+                generation,
+                weight,
+            },
+        );
     }
 
     /// Returns the number of places.
@@ -160,7 +184,10 @@ impl Seen {
     fn find(&self, id: Option<u64>) -> Option<usize> {
         let id = id?;
         let mask = self.places.len() - 1;
-        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "any bits of the hash are random"
+        )]
         let places = (0..PROBES.min(self.places.len())).map(|at| (id as usize + at) & mask);
         let mut free = None;
         for place in places {

@@ -120,8 +120,14 @@ impl<F: Future> IntoFuture for Answer<F> {
 
     fn into_future(self) -> Resolve<F> {
         match self {
-            Self::Now(output) => Resolve { output: Some(output), future: None },
-            Self::Later(future) => Resolve { output: None, future: Some(future) },
+            Self::Now(output) => Resolve {
+                output: Some(output),
+                future: None,
+            },
+            Self::Later(future) => Resolve {
+                output: None,
+                future: Some(future),
+            },
         }
     }
 }

@@ -60,7 +60,9 @@ impl Followed<'_> {
     pub(super) fn late(&self, quota_index: usize, own: Snapshot) -> i64 {
         let mut outcomes = self.outcomes.iter();
         let of_quota = outcomes.find(|shared| shared.quota_index() == quota_index);
-        let Some(shared) = of_quota.filter(|shared| shared.is_known()) else { return 0 };
+        let Some(shared) = of_quota.filter(|shared| shared.is_known()) else {
+            return 0;
+        };
         let own = Outcome::with(shared.rule(), quota_index, own);
         let is_full = shared.left() >= shared.limit().into();
         let share = shared.left().div_euclid(self.instances.into());
@@ -74,13 +76,19 @@ impl<'a> Context<'a> {
     /// Sets the limit.
     #[must_use]
     pub fn with_limit(self, limit: impl Into<Option<Duration>>) -> Self {
-        Self { limit: limit.into(), ..self }
+        Self {
+            limit: limit.into(),
+            ..self
+        }
     }
 
     /// Sets the waiter.
     #[must_use]
     pub fn with_waiter(self, waiter: impl Into<Option<&'a Waiter>>) -> Self {
-        Self { waiter: waiter.into(), ..self }
+        Self {
+            waiter: waiter.into(),
+            ..self
+        }
     }
 
     /// Returns the limit, which the store then keeps. The [`Timeout`](super::Timeout) around the store
@@ -99,17 +107,27 @@ impl<'a> Context<'a> {
 
     /// Creates the context of an adjustment by which an account follows another one.
     pub(super) fn following(followed: &'a Followed<'a>) -> Self {
-        Self { followed: Some(followed), ..Self::default() }
+        Self {
+            followed: Some(followed),
+            ..Self::default()
+        }
     }
 
     /// Marks the slots as those that a request holds in another store.
     pub(super) fn with_held_slots(self) -> Self {
-        Self { holds_slots: true, ..self }
+        Self {
+            holds_slots: true,
+            ..self
+        }
     }
 
     /// Sets the limit, and what becomes `true` if the store keeps it.
     pub(super) fn with_kept_limit(self, limit: Duration, is_kept: &'a AtomicBool) -> Self {
-        Self { limit: Some(limit), is_kept: Some(is_kept), ..self }
+        Self {
+            limit: Some(limit),
+            is_kept: Some(is_kept),
+            ..self
+        }
     }
 }
 
@@ -122,12 +140,17 @@ pub(super) struct OwnedContext {
 
 impl OwnedContext {
     pub(super) fn get(&self) -> Context<'_> {
-        Context::default().with_limit(self.limit).with_waiter(self.waiter.as_ref())
+        Context::default()
+            .with_limit(self.limit)
+            .with_waiter(self.waiter.as_ref())
     }
 }
 
 impl From<&Context<'_>> for OwnedContext {
     fn from(context: &Context<'_>) -> Self {
-        Self { limit: context.limit, waiter: context.waiter.cloned() }
+        Self {
+            limit: context.limit,
+            waiter: context.waiter.cloned(),
+        }
     }
 }

@@ -102,7 +102,9 @@ where
             }
             Ok(Err(denial)) => {
                 // A denial needs a wait above zero.
-                let wait = denial.wait_time_from(self.0.clock().now()).max(Duration::from_nanos(1));
+                let wait = denial
+                    .wait_time_from(self.0.clock().now())
+                    .max(Duration::from_nanos(1));
                 let quota = denial.quota();
                 let rest = quota.burst_size().get().saturating_sub(cost.get());
                 let reset = wait.saturating_add(quota.replenish_interval().saturating_mul(rest));

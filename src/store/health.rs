@@ -54,7 +54,12 @@ impl Health {
     }
 
     pub(super) fn new(store: &'static str, status: Status, detail: impl Into<String>) -> Self {
-        Self { store, status, detail: detail.into(), inner: Vec::new() }
+        Self {
+            store,
+            status,
+            detail: detail.into(),
+            inner: Vec::new(),
+        }
     }
 
     /// Adds the health of a store that this store wraps.

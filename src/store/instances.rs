@@ -64,7 +64,10 @@ pub(crate) struct Part {
 impl Part {
     /// Creates the part of each of `instances` processes, which do not know their rank.
     pub(crate) const fn equal(instances: NonZeroU32) -> Self {
-        Self { instances, rank: UNKNOWN }
+        Self {
+            instances,
+            rank: UNKNOWN,
+        }
     }
 
     #[cfg(feature = "redis")]
@@ -77,14 +80,23 @@ impl Part {
         u64::from(self.instances.get()) << 32 | u64::from(self.rank)
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the lower half is the rank")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the lower half is the rank"
+    )]
     pub(super) fn unpack(packed: u64) -> Self {
         let instances = NonZeroU32::new((packed >> 32) as u32).unwrap_or(NonZeroU32::MIN);
-        Self { instances, rank: packed as u32 }
+        Self {
+            instances,
+            rank: packed as u32,
+        }
     }
 
     /// Returns this process's part of `units`. The parts of all ranks together are `units`.
-    #[expect(clippy::cast_possible_truncation, reason = "a part is at most the whole")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a part is at most the whole"
+    )]
     pub(crate) fn of(self, units: u32) -> u32 {
         if self.rank == UNKNOWN {
             units / self.instances
@@ -99,7 +111,11 @@ impl Part {
     /// Returns the number of processes that have a part of these units.
     pub(crate) fn holders(self, units: u32) -> u32 {
         let all = self.instances.get();
-        if self.rank == UNKNOWN { all } else { all.min(units) }
+        if self.rank == UNKNOWN {
+            all
+        } else {
+            all.min(units)
+        }
     }
 
     /// Returns the part for a key with this hash, which all processes share. Each key has another first
@@ -110,7 +126,10 @@ impl Part {
         }
         let first = hash() % u64::from(self.instances.get());
         let rank = (u64::from(self.rank) + first) % u64::from(self.instances.get());
-        Self { rank: rank.try_into().unwrap_or(0), ..self }
+        Self {
+            rank: rank.try_into().unwrap_or(0),
+            ..self
+        }
     }
 
     /// Returns this process's part of a burst. If no process knows its rank, each has one unit.
@@ -125,7 +144,13 @@ mod tests {
 
     #[test]
     fn a_packed_part_is_the_same() {
-        for part in [Part::equal(NonZeroU32::MAX), Part { rank: 3, instances: NonZeroU32::MIN }] {
+        for part in [
+            Part::equal(NonZeroU32::MAX),
+            Part {
+                rank: 3,
+                instances: NonZeroU32::MIN,
+            },
+        ] {
             assert_eq!(Part::unpack(part.pack()), part);
         }
     }
@@ -134,11 +159,23 @@ mod tests {
     fn the_parts_of_all_ranks_are_the_whole() {
         for (units, instances) in [(0, 1), (1, 9), (7, 3), (10, 4), (u32::MAX, 7), (5, 1_000)] {
             let all = NonZeroU32::new(instances).expect("not zero");
-            let parts = (0..instances).map(|rank| Part { instances: all, rank }.of_burst(units));
+            let parts = (0..instances).map(|rank| {
+                Part {
+                    instances: all,
+                    rank,
+                }
+                .of_burst(units)
+            });
             let parts: Vec<_> = parts.collect();
-            assert_eq!(parts.iter().map(|part| u64::from(*part)).sum::<u64>(), u64::from(units));
+            assert_eq!(
+                parts.iter().map(|part| u64::from(*part)).sum::<u64>(),
+                u64::from(units)
+            );
             let (least, most) = (units / instances, units.div_ceil(instances));
-            assert!(parts.iter().all(|part| (least..=most).contains(part)), "{parts:?}");
+            assert!(
+                parts.iter().all(|part| (least..=most).contains(part)),
+                "{parts:?}"
+            );
             assert_eq!(Part::equal(all).of_burst(units), least.max(1));
         }
     }

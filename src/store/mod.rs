@@ -210,9 +210,11 @@ impl<'a> Charge<'a> {
 
     /// Returns the rule and the index of each charged quota.
     pub(crate) fn quota_ids(charges: &[Self]) -> impl Iterator<Item = (RuleName, usize)> + Clone {
-        charges
-            .iter()
-            .flat_map(|charge| charge.charged_quotas().map(|(place, _)| (charge.rule, place)))
+        charges.iter().flat_map(|charge| {
+            charge
+                .charged_quotas()
+                .map(|(place, _)| (charge.rule, place))
+        })
     }
 
     /// Returns the quotas to charge, each with its index.
@@ -229,7 +231,13 @@ impl<'a> Charge<'a> {
         charges: &'c [Charge<'c>],
     ) -> impl Iterator<Item = ChargedQuota<'c>> + Clone {
         charges.iter().flat_map(|charge| {
-            charge.charged_quotas().map(move |(index, quota)| ChargedQuota { charge, index, quota })
+            charge
+                .charged_quotas()
+                .map(move |(index, quota)| ChargedQuota {
+                    charge,
+                    index,
+                    quota,
+                })
         })
     }
 
@@ -243,7 +251,10 @@ impl<'a> Charge<'a> {
     /// queue, it would keep others from free slots.
     #[inline]
     pub(crate) fn takes_several_slots(&self) -> bool {
-        self.cost > 1 && self.charged_quotas().any(|(_, quota)| quota.is_concurrent())
+        self.cost > 1
+            && self
+                .charged_quotas()
+                .any(|(_, quota)| quota.is_concurrent())
     }
 
     /// Returns `true` if the charge denies a request that it does not fit.
@@ -255,7 +266,9 @@ impl<'a> Charge<'a> {
     pub(crate) fn add_unknown(&self, decision: &mut Decision) {
         for (quota_index, _) in self.charged_quotas() {
             let outcome = Outcome::unknown(self.rule, quota_index, Some(Duration::ZERO));
-            decision.outcomes.push(outcome.with_report_only(self.report_only));
+            decision
+                .outcomes
+                .push(outcome.with_report_only(self.report_only));
         }
     }
 
@@ -267,15 +280,27 @@ impl<'a> Charge<'a> {
     /// Returns what the charge asks of an account.
     #[inline]
     pub(crate) fn demand(&self) -> Demand {
-        let max_wait = if self.max_wait.is_zero() { 0 } else { self.max_wait_nanos() };
-        Demand { cost: self.cost, headroom: self.headroom, max_wait }
+        let max_wait = if self.max_wait.is_zero() {
+            0
+        } else {
+            self.max_wait_nanos()
+        };
+        Demand {
+            cost: self.cost,
+            headroom: self.headroom,
+            max_wait,
+        }
     }
 
     /// Returns the longest time that the charge queues, in nanoseconds.
     #[inline(never)]
     fn max_wait_nanos(&self) -> u64 {
         const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
-        if self.takes_several_slots() { 0 } else { nanos(self.max_wait).min(LONGEST) }
+        if self.takes_several_slots() {
+            0
+        } else {
+            nanos(self.max_wait).min(LONGEST)
+        }
     }
 
     /// Replaces the quotas.
@@ -310,15 +335,41 @@ struct OwnedCharge {
 
 impl OwnedCharge {
     fn new(charge: &Charge<'_>) -> Self {
-        let Charge { rule, key, quotas, cost, headroom, max_wait, report_only, quota_index } =
-            *charge;
+        let Charge {
+            rule,
+            key,
+            quotas,
+            cost,
+            headroom,
+            max_wait,
+            report_only,
+            quota_index,
+        } = *charge;
         let key = key.clone();
         let quotas = quotas.into();
-        Self { rule, key, quotas, cost, headroom, max_wait, report_only, quota_index }
+        Self {
+            rule,
+            key,
+            quotas,
+            cost,
+            headroom,
+            max_wait,
+            report_only,
+            quota_index,
+        }
     }
 
     fn as_charge(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, cost, headroom, max_wait, report_only, quota_index } = self;
+        let Self {
+            rule,
+            key,
+            quotas,
+            cost,
+            headroom,
+            max_wait,
+            report_only,
+            quota_index,
+        } = self;
         Charge {
             rule: *rule,
             key,
@@ -552,19 +603,24 @@ pub trait Store {
 
 /// Copies the charges, with a `max_wait` of zero.
 pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'a>; 4]> {
-    charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
+    charges
+        .iter()
+        .map(|charge| charge.with_max_wait(Duration::ZERO))
+        .collect()
 }
 
 /// Returns an error if a charge needs slots or a calendar, for a store that has neither.
 fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     let mut quotas = charges.iter().flat_map(|charge| charge.quotas);
-    Err(Unsupported::new(if quotas.clone().any(Quota::is_concurrent) {
-        "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore"
-    } else if quotas.any(Quota::is_calendar) {
-        "this store cannot count calendar periods; use LocalStore or RedisStore"
-    } else {
-        return Ok(());
-    }))
+    Err(Unsupported::new(
+        if quotas.clone().any(Quota::is_concurrent) {
+            "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore"
+        } else if quotas.any(Quota::is_calendar) {
+            "this store cannot count calendar periods; use LocalStore or RedisStore"
+        } else {
+            return Ok(());
+        },
+    ))
 }
 
 /// Checks the charges with a `max_wait`, for a store that has queues for slots.
@@ -614,7 +670,9 @@ pub(crate) fn millis(time: Duration) -> u64 {
 
 /// Subtracts units from the count of a key. The key is removed at 0.
 pub(crate) fn subtract(counts: &mut HashMap<u64, u64>, key: u64, units: u64) {
-    let Some(count) = counts.get_mut(&key) else { return };
+    let Some(count) = counts.get_mut(&key) else {
+        return;
+    };
     *count = count.saturating_sub(units);
     if *count == 0 {
         counts.remove(&key);
@@ -670,7 +728,10 @@ impl KnownRules {
         let mut known = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
         for charge in charges {
             let rule = charge.rule;
-            if known.get(&rule).is_some_and(|quotas| quotas != charge.quotas) {
+            if known
+                .get(&rule)
+                .is_some_and(|quotas| quotas != charge.quotas)
+            {
                 let what = format!(
                     "rule {rule} has different quotas in another layer on this store, and both \
                      would charge the same accounts; rename one, or give each layer its own store"
@@ -678,7 +739,11 @@ impl KnownRules {
                 return Err(Unsupported(what.into()));
             }
         }
-        known.extend(charges.iter().map(|charge| (charge.rule, charge.quotas.to_vec())));
+        known.extend(
+            charges
+                .iter()
+                .map(|charge| (charge.rule, charge.quotas.to_vec())),
+        );
         Ok(())
     }
 

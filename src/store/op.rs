@@ -105,6 +105,9 @@ impl OwnedOp {
 
 impl From<Op<'_>> for OwnedOp {
     fn from(op: Op<'_>) -> Self {
-        Self { kind: Kind::of(op), charges: op.charges().into() }
+        Self {
+            kind: Kind::of(op),
+            charges: op.charges().into(),
+        }
     }
 }

@@ -49,20 +49,25 @@ impl Reservation {
             return;
         }
         charges.with(|charges| {
-            for charge in charges.iter().filter(|charge| decision.charged(charge.rule)) {
+            for charge in charges
+                .iter()
+                .filter(|charge| decision.charged(charge.rule))
+            {
                 let before = charge.cost;
                 if units < before {
                     store.undo(&[*charge], &decision, Some(before - units));
                 } else if units > before {
                     let rule = charge.rule;
-                    store.adjust(charge, i64::from(units - before)).detach(move |made| {
-                        let is_lost = made.map_or(true, |made: Decision| {
-                            made.cause().is_undone() || made.cause() == Cause::Unsupported
+                    store
+                        .adjust(charge, i64::from(units - before))
+                        .detach(move |made| {
+                            let is_lost = made.map_or(true, |made: Decision| {
+                                made.cause().is_undone() || made.cause() == Cause::Unsupported
+                            });
+                            if is_lost {
+                                observe::late_charge_lost(rule);
+                            }
                         });
-                        if is_lost {
-                            observe::late_charge_lost(rule);
-                        }
-                    });
                 }
             }
         });
@@ -77,7 +82,10 @@ pub(crate) fn reserve<S: Store>(store: &S, charge: Charge<'_>) -> Answer<Reserve
         Answer::Now(answer) => {
             Answer::Now(answer.map(|decision| Reservation { decision, charges }))
         }
-        Answer::Later(inner) => Answer::Later(ReserveFuture { inner, charges: Some(charges) }),
+        Answer::Later(inner) => Answer::Later(ReserveFuture {
+            inner,
+            charges: Some(charges),
+        }),
     }
 }
 

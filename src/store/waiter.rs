@@ -125,7 +125,10 @@ impl Waiter {
     pub(crate) fn new() -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Self(Arc::new(WaiterState { number, wait: Mutex::new(Wait::default()) }))
+        Self(Arc::new(WaiterState {
+            number,
+            wait: Mutex::new(Wait::default()),
+        }))
     }
 
     /// Returns a number that is larger than those of all requests of this process that came before.
@@ -165,17 +168,25 @@ impl Waiter {
             leave: Box::new(leave),
         };
         let left = wait.place.replace(place);
-        let call = Call { waiter: Arc::downgrade(&self.0), place: wait.places };
+        let call = Call {
+            waiter: Arc::downgrade(&self.0),
+            place: wait.places,
+        };
         drop(wait);
         drop(left);
         call
     }
 
     /// Returns `true` if the request was called in this queue, and asks again.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for a remote store"))]
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "for a remote store")
+    )]
     pub(crate) fn is_called(&self, queue: u64) -> bool {
         let wait = self.0.wait.lock();
-        wait.place.as_ref().is_some_and(|place| place.queue == queue && place.asks)
+        wait.place
+            .as_ref()
+            .is_some_and(|place| place.queue == queue && place.asks)
     }
 
     /// Returns the longest time that the request waits, or `None` if it is in no queue, or asks. The time
@@ -234,7 +245,12 @@ impl Waiter {
 
     /// Leaves the queue for which `stays` returns `false`.
     pub(crate) fn leave_unless(&self, stays: impl Fn(u64) -> bool) {
-        let left = self.0.wait.lock().place.take_if(|place| !stays(place.queue));
+        let left = self
+            .0
+            .wait
+            .lock()
+            .place
+            .take_if(|place| !stays(place.queue));
         if let Some(place) = left {
             (place.leave)();
         }
@@ -243,7 +259,11 @@ impl Waiter {
     /// Returns the place of the request if it is in a queue for which `is_left` returns `true`. The
     /// caller removes the request from the queue, and drops the place after its locks.
     pub(crate) fn take_place(&self, is_left: impl Fn(u64) -> bool) -> Option<QueuePlace> {
-        self.0.wait.lock().place.take_if(|place| is_left(place.queue))
+        self.0
+            .wait
+            .lock()
+            .place
+            .take_if(|place| is_left(place.queue))
     }
 }
 
@@ -258,7 +278,9 @@ impl Drop for WaiterState {
 
 impl fmt::Debug for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiter").field("number", &self.number()).finish_non_exhaustive()
+        f.debug_struct("Waiter")
+            .field("number", &self.number())
+            .finish_non_exhaustive()
     }
 }
 
@@ -274,10 +296,14 @@ pub struct Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let Some(waiter) = self.waiter.upgrade() else { return };
+        let Some(waiter) = self.waiter.upgrade() else {
+            return;
+        };
         let mut wait = waiter.wait.lock();
         let is_current = wait.places == self.place;
-        let Some(place) = wait.place.as_mut().filter(|_| is_current) else { return };
+        let Some(place) = wait.place.as_mut().filter(|_| is_current) else {
+            return;
+        };
         place.is_called = true;
         let task = wait.task.take();
         drop(wait);
@@ -301,7 +327,10 @@ pub(crate) struct Rank {
 impl Rank {
     /// Returns the rank of a request. Without a waiter, it is the last of its headroom.
     pub(crate) fn new(waiter: Option<&Waiter>, headroom: u32) -> Self {
-        Self { headroom, number: waiter.map_or(u64::MAX, Waiter::number) }
+        Self {
+            headroom,
+            number: waiter.map_or(u64::MAX, Waiter::number),
+        }
     }
 }
 
@@ -319,13 +348,19 @@ impl SlotQueue {
     /// dropped after all locks.
     pub(crate) fn remove(&mut self, waiter: &Waiter) -> Option<Call> {
         let number = waiter.number();
-        let rank = self.waiting.keys().find(|rank| rank.number == number).copied()?;
+        let rank = self
+            .waiting
+            .keys()
+            .find(|rank| rank.number == number)
+            .copied()?;
         self.waiting.remove(&rank).flatten()
     }
 
     /// Returns `true` if another request waits before one of this rank.
     #[inline]
     pub(crate) fn is_before(&self, rank: Rank) -> bool {
-        self.waiting.first_key_value().is_some_and(|(first, _)| *first < rank)
+        self.waiting
+            .first_key_value()
+            .is_some_and(|(first, _)| *first < rank)
     }
 }

@@ -85,5 +85,8 @@ fn taken<'a>(candidates: Candidates<'_, 'a>, decided: Decided) -> Taken<'a> {
         true => attempts.charges(candidates, &mut made),
         false => attempts.described(candidates, &decision, &mut made),
     };
-    Taken { charges: charges.to_vec(), decision }
+    Taken {
+        charges: charges.to_vec(),
+        decision,
+    }
 }

@@ -45,9 +45,19 @@ fn text(decision: &Decision) -> String {
         (decision.would_deny(), "reported, "),
         (!decision.wait().is_zero(), "queued, "),
     ];
-    let is: String = is.into_iter().filter_map(|(is, word)| is.then_some(word)).collect();
+    let is: String = is
+        .into_iter()
+        .filter_map(|(is, word)| is.then_some(word))
+        .collect();
     let left: Vec<_> = decision.outcomes().iter().map(Outcome::remaining).collect();
-    format!("{}, {is}left {left:?}", if decision.is_allowed() { "allowed" } else { "denied" })
+    format!(
+        "{}, {is}left {left:?}",
+        if decision.is_allowed() {
+            "allowed"
+        } else {
+            "denied"
+        }
+    )
 }
 
 /// Charges, and checks that the text of the decision starts with `expected`.
@@ -114,15 +124,28 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), String> {
     let first = charge(&one, &small);
     let second = charge(&two, &HUNDRED);
     for (charges, expected) in [
-        ([first.with_cost(5), second.with_cost(5)], "allowed, left [0, 95, 95]"),
+        (
+            [first.with_cost(5), second.with_cost(5)],
+            "allowed, left [0, 95, 95]",
+        ),
         ([first, second], "denied, left [0, 95, 95]"),
-        ([first.with_cost(0), second.with_cost(0)], "allowed, left [0, 95, 95]"),
-        ([second.with_cost(3), second.with_cost(4)], "allowed, left [88, 88]"),
+        (
+            [first.with_cost(0), second.with_cost(0)],
+            "allowed, left [0, 95, 95]",
+        ),
+        (
+            [second.with_cost(3), second.with_cost(4)],
+            "allowed, left [88, 88]",
+        ),
     ] {
         check(&store, &charges, expected).await?;
     }
-    let never = take(&store, &[second.with_cost(101)], "denied").await?.retry_after();
-    never.map_or(Ok(()), |wait| Err(format!("a cost above the limit has a wait of {wait:?}")))
+    let never = take(&store, &[second.with_cost(101)], "denied")
+        .await?
+        .retry_after();
+    never.map_or(Ok(()), |wait| {
+        Err(format!("a cost above the limit has a wait of {wait:?}"))
+    })
 }
 
 /// Checks that a [report-only](Charge::with_report_only) charge never causes a denial.
@@ -140,7 +163,9 @@ pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), String> {
     let real = [Quota::per_hour(4)];
     let rules = ["one", "two", "three"].map(|name| RuleName::new(name).unwrap_or_default());
     let one = Charge::new(rules[0], &key, &trial).with_report_only(true);
-    let two = Charge::new(rules[1], &key, &trial).with_report_only(true).with_cost(2);
+    let two = Charge::new(rules[1], &key, &trial)
+        .with_report_only(true)
+        .with_cost(2);
     let charges = [one, Charge::new(rules[2], &key, &real), two];
     if store.supports(&charges).is_err() {
         return Ok(());
@@ -156,7 +181,13 @@ pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), String> {
         subject.finish(&store).await;
     }
     check(&store, &[one], "allowed, reported, left [98, 0]").await?;
-    take(&store, &[one, two], "allowed, reported, left [98, 0, 98, 0]").await.map(drop)
+    take(
+        &store,
+        &[one, two],
+        "allowed, reported, left [98, 0, 98, 0]",
+    )
+    .await
+    .map(drop)
 }
 
 /// Checks that concurrent threads can take all units of a quota, and no more.
@@ -256,7 +287,12 @@ pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), String> {
     if store.supports(&charges).is_err() {
         return Ok(());
     }
-    for expected in ["allowed, left", "allowed, left", "allowed, overage", "denied, left"] {
+    for expected in [
+        "allowed, left",
+        "allowed, left",
+        "allowed, overage",
+        "denied, left",
+    ] {
         check(&store, &charges, expected).await?;
     }
     Ok(())
@@ -283,7 +319,9 @@ pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), String> {
     }
     let wait = take(&store, &[one], "denied, blocked").await?.retry_after();
     if wait.is_none_or(|wait| wait.is_zero() || wait > MINUTE) {
-        return Err(format!("a key that is blocked for {MINUTE:?} has a wait of {wait:?}"));
+        return Err(format!(
+            "a key that is blocked for {MINUTE:?} has a wait of {wait:?}"
+        ));
     }
     check(&store, &[one.with_cost(0)], "allowed").await?;
     let unlimited = Charge::new(one.rule, one.key, &[]);
@@ -311,9 +349,13 @@ pub async fn undo<S: Subject>(subject: &mut S) -> Result<(), String> {
     let store = open(subject);
     let key = Key::from("undone");
     let charge = charge(&key, &HUNDRED);
-    for (cost, units, left) in
-        [(10, Some(3), 93), (10, Some(50), 93), (10, None, 93), (10, Some(0), 83), (84, None, 83)]
-    {
+    for (cost, units, left) in [
+        (10, Some(3), 93),
+        (10, Some(50), 93),
+        (10, None, 93),
+        (10, Some(0), 83),
+        (84, None, 83),
+    ] {
         let charges = [charge.with_cost(cost)];
         let taken = take(&store, &charges, "").await?;
         store.undo(&charges, &taken, units);
@@ -328,7 +370,10 @@ pub async fn undo<S: Subject>(subject: &mut S) -> Result<(), String> {
     subject.set(Duration::from_secs(3_600));
     store.undo(&charges, &taken, None);
     subject.finish(&store).await;
-    let left = take(&store, &[charge.with_cost(0)], "allowed").await?.remaining().unwrap_or(0);
+    let left = take(&store, &[charge.with_cost(0)], "allowed")
+        .await?
+        .remaining()
+        .unwrap_or(0);
     // Units beyond the limit are not reported as left.
     check(&store, &[charge.with_cost(left)], "allowed, left [0]").await?;
     take(&store, &[charge], "denied").await.map(drop)
@@ -350,7 +395,10 @@ async fn take_or_wait<S: Store>(
     if decision.is_allowed() == (expected == "allowed") {
         return Ok(decision);
     }
-    Err(format!("a request that may wait is {}, expected {expected}", text(&decision)))
+    Err(format!(
+        "a request that may wait is {}, expected {expected}",
+        text(&decision)
+    ))
 }
 
 /// Waits until the store has called the request.

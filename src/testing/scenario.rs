@@ -53,18 +53,51 @@ use crate::{
 /// ```
 pub const TABLES: &[(&str, &str)] = &[
     ("gcra.json", include_str!("../../tests/scenarios/gcra.json")),
-    ("token_bucket.json", include_str!("../../tests/scenarios/token_bucket.json")),
-    ("fixed_window.json", include_str!("../../tests/scenarios/fixed_window.json")),
-    ("sliding_window.json", include_str!("../../tests/scenarios/sliding_window.json")),
-    ("sliding_log.json", include_str!("../../tests/scenarios/sliding_log.json")),
-    ("max_debt.json", include_str!("../../tests/scenarios/max_debt.json")),
-    ("refunds.json", include_str!("../../tests/scenarios/refunds.json")),
-    ("slots.json", include_str!("../../tests/scenarios/slots.json")),
-    ("alternatives.json", include_str!("../../tests/scenarios/alternatives.json")),
-    ("plans.json", include_str!("../../tests/scenarios/plans.json")),
+    (
+        "token_bucket.json",
+        include_str!("../../tests/scenarios/token_bucket.json"),
+    ),
+    (
+        "fixed_window.json",
+        include_str!("../../tests/scenarios/fixed_window.json"),
+    ),
+    (
+        "sliding_window.json",
+        include_str!("../../tests/scenarios/sliding_window.json"),
+    ),
+    (
+        "sliding_log.json",
+        include_str!("../../tests/scenarios/sliding_log.json"),
+    ),
+    (
+        "max_debt.json",
+        include_str!("../../tests/scenarios/max_debt.json"),
+    ),
+    (
+        "refunds.json",
+        include_str!("../../tests/scenarios/refunds.json"),
+    ),
+    (
+        "slots.json",
+        include_str!("../../tests/scenarios/slots.json"),
+    ),
+    (
+        "alternatives.json",
+        include_str!("../../tests/scenarios/alternatives.json"),
+    ),
+    (
+        "plans.json",
+        include_str!("../../tests/scenarios/plans.json"),
+    ),
     #[cfg(feature = "calendar")]
-    ("periods.json", include_str!("../../tests/scenarios/periods.json")),
-    ("combined.json", include_str!("../../tests/scenarios/combined.json")),
+    (
+        "periods.json",
+        include_str!("../../tests/scenarios/periods.json"),
+    ),
+    (
+        "combined.json",
+        include_str!("../../tests/scenarios/combined.json"),
+    ),
 ];
 
 /// Case of a scenario table: quotas, and steps with their expected results.
@@ -208,7 +241,11 @@ struct CaseRule {
 impl CaseRule {
     /// Creates the rule of a case without groups.
     fn new(rows: &[QuotaRow]) -> Result<Self, BoxError> {
-        Ok(Self { name: RuleName::default(), group: 0, quotas: quotas(rows)? })
+        Ok(Self {
+            name: RuleName::default(),
+            group: 0,
+            quotas: quotas(rows)?,
+        })
     }
 }
 
@@ -232,7 +269,9 @@ impl Case {
         let Some(lease) = self.lease else { return true };
         for step in &self.steps {
             if !processes.contains_key(&*step.process) {
-                let Some(store) = subject.join(Duration::from_nanos(lease)) else { return false };
+                let Some(store) = subject.join(Duration::from_nanos(lease)) else {
+                    return false;
+                };
                 processes.insert(&step.process, store);
             }
         }
@@ -249,17 +288,24 @@ impl Case {
         rules: &[CaseRule],
     ) -> Result<Result<Decision, S::Error>, BoxError> {
         let choices = self.choices();
-        let all = Candidates { charges, choices: &choices };
+        let all = Candidates {
+            charges,
+            choices: &choices,
+        };
         let mut peeked = peek(store, all).await.map_err(Into::into)?.decision;
         if peeked.source() != Source::Unsupported {
-            look_at_others(store, charges, &mut peeked).await.map_err(Into::into)?;
+            look_at_others(store, charges, &mut peeked)
+                .await
+                .map_err(Into::into)?;
             self.check(at, step, &peeked, rules)?;
         }
         let mut taken = match take(store, all).await {
             Ok(taken) => taken.decision,
             Err(error) => return Ok(Err(error)),
         };
-        look_at_others(store, charges, &mut taken).await.map_err(Into::into)?;
+        look_at_others(store, charges, &mut taken)
+            .await
+            .map_err(Into::into)?;
         Ok(Ok(taken))
     }
 
@@ -281,7 +327,11 @@ impl Case {
         for (group, alternatives) in (1..).zip(&self.groups) {
             for (at, rows) in alternatives.iter().enumerate() {
                 let name = RuleName::new(&format!("{group}.{at}"))?;
-                rules.push(CaseRule { name, group, quotas: quotas(rows)? });
+                rules.push(CaseRule {
+                    name,
+                    group,
+                    quotas: quotas(rows)?,
+                });
             }
         }
         if self.groups.is_empty() {
@@ -335,10 +385,13 @@ impl QuotaRow {
             ("gcra", _) => Algorithm::Gcra,
             ("token_bucket", _) => Algorithm::TokenBucket,
             ("fixed_window", Some(false)) => Algorithm::AnchoredWindow,
-            ("fixed_window", _) => {
-                Algorithm::FixedWindow { carry_over: self.carry_over, paced: self.paced }
-            }
-            ("sliding_window", _) => Algorithm::SlidingWindow { buckets: self.buckets },
+            ("fixed_window", _) => Algorithm::FixedWindow {
+                carry_over: self.carry_over,
+                paced: self.paced,
+            },
+            ("sliding_window", _) => Algorithm::SlidingWindow {
+                buckets: self.buckets,
+            },
             ("sliding_log", _) => Algorithm::SlidingLog,
             ("concurrent", _) => {
                 return Ok(Quota::try_concurrent(self.limit)?.try_with_soft(self.soft)?);
@@ -350,9 +403,15 @@ impl QuotaRow {
             period => format!("{}/{period}", self.units).parse()?,
         };
         let quota = quota.try_with_burst(self.burst.unwrap_or(self.units))?;
-        let quota = quota.try_with_algorithm(algorithm)?.try_with_soft(self.soft)?;
-        let quota = self.max_debt.map_or(Ok(quota), |units| quota.try_with_max_debt(units))?;
-        Ok(self.initial.map_or(Ok(quota), |units| quota.try_with_initial(units))?)
+        let quota = quota
+            .try_with_algorithm(algorithm)?
+            .try_with_soft(self.soft)?;
+        let quota = self
+            .max_debt
+            .map_or(Ok(quota), |units| quota.try_with_max_debt(units))?;
+        Ok(self
+            .initial
+            .map_or(Ok(quota), |units| quota.try_with_initial(units))?)
     }
 }
 
@@ -374,16 +433,24 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
     let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
     let charges = case.charges(&rules, &key, 0, 1);
     let choices = case.choices();
-    let all = Candidates { charges: &charges, choices: &choices };
+    let all = Candidates {
+        charges: &charges,
+        choices: &choices,
+    };
     if case.wall_clock && !subject.steps_back()
         || undoes && !subject.undoes()
-        || all.attempts().any(|charges| processes[""].supports(&charges).is_err())
+        || all
+            .attempts()
+            .any(|charges| processes[""].supports(&charges).is_err())
     {
         return Ok(false);
     }
     for rows in &case.plans {
         let plan = [CaseRule::new(rows)?];
-        if processes[""].supports(&case.charges(&plan, &key, 0, 1)).is_err() {
+        if processes[""]
+            .supports(&case.charges(&plan, &key, 0, 1))
+            .is_err()
+        {
             return Ok(false);
         }
     }
@@ -399,10 +466,17 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
             *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
         }
         if let (Some(period), Some(row)) = (&step.period, case.quotas.first()) {
-            rules[0].quotas[0] = QuotaRow { period: period.clone(), ..row.clone() }.quota()?;
+            rules[0].quotas[0] = QuotaRow {
+                period: period.clone(),
+                ..row.clone()
+            }
+            .quota()?;
         }
         if let Some(plan) = step.plan {
-            let plan = case.plans.get(plan).ok_or_else(|| format!("step {at}: no plan {plan}"))?;
+            let plan = case
+                .plans
+                .get(plan)
+                .ok_or_else(|| format!("step {at}: no plan {plan}"))?;
             rules[0].quotas = quotas(plan)?;
         }
         let read = case.charges(&rules, &key, step.headroom, 0);
@@ -419,7 +493,9 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
             StepOp::Reset => store.reset(&read[0]).await,
             StepOp::Undo => {
                 let units = step.units.map(|_| step.cost()).transpose()?;
-                let undone = step.step.and_then(|step| Some((step, taken.get_mut(step)?.take()?)));
+                let undone = step
+                    .step
+                    .and_then(|step| Some((step, taken.get_mut(step)?.take()?)));
                 let (undone, receipt) =
                     undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
                 let undone = &case.steps[undone];
@@ -469,8 +545,15 @@ impl Step {
             wait: nanos(decision.wait()),
             overage: decision.is_overage(),
             paid: self.paid.as_ref().map(|_| paid(decision, rules)),
-            retry: self.retry.as_ref().map(|_| retry(decision.exact_retry_after(), waits)),
-            outcomes: decision.outcomes().iter().map(|outcome| self.row(outcome)).collect(),
+            retry: self
+                .retry
+                .as_ref()
+                .map(|_| retry(decision.exact_retry_after(), waits)),
+            outcomes: decision
+                .outcomes()
+                .iter()
+                .map(|outcome| self.row(outcome))
+                .collect(),
             ..self.clone()
         }
     }
@@ -507,7 +590,11 @@ async fn look_at_others<S: Store>(
     decision: &mut Decision,
 ) -> Result<(), S::Error> {
     for charge in charges {
-        if !decision.outcomes.iter().any(|outcome| was_not_asked(outcome, charge)) {
+        if !decision
+            .outcomes
+            .iter()
+            .any(|outcome| was_not_asked(outcome, charge))
+        {
             continue;
         }
         let mut look = store.take(&[charge.with_cost(0)]).await?;
@@ -542,7 +629,9 @@ fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
     for group in 1..=rules.last().map_or(0, |rule| rule.group) {
         let mut own = rules.iter().filter(|rule| rule.group == group);
         paid.extend(own.position(|rule| {
-            !outcomes.clone().any(|other| other.rule() == rule.name && other.is_passed_over())
+            !outcomes
+                .clone()
+                .any(|other| other.rule() == rule.name && other.is_passed_over())
         }));
     }
     paid

@@ -8,6 +8,7 @@
 
 mod blocking;
 mod claims;
+#[rustfmt::skip] // formatted with the crate
 #[path = "../../src/store/local/held.rs"]
 #[expect(dead_code, reason = "decisions about several accounts")]
 mod held;
@@ -18,9 +19,11 @@ mod queueing;
 mod several;
 mod sharing;
 mod sync;
+#[rustfmt::skip] // formatted with the crate
 #[path = "../../src/store/local/table.rs"]
 #[expect(dead_code, reason = "statistics")]
 mod table;
+#[rustfmt::skip] // formatted with the crate
 #[path = "../../src/store/waiter.rs"]
 #[expect(dead_code, unreachable_pub, reason = "timers, the end of all waits, and public names")]
 mod waiter;

@@ -21,8 +21,13 @@ fn allowed(quota: &Quota, takes: &[(u64, Option<u32>)]) -> [Allowed; 2] {
         ];
         let [by_fast, by_slow] = left.map(|left| Demand::units(cost.unwrap_or(left)));
         let took = [
-            fast.take(quota, now, by_fast).0.allowed.then_some(by_fast.cost),
-            decide(&mut slow, quota, now, by_slow).allowed.then_some(by_slow.cost),
+            fast.take(quota, now, by_fast)
+                .0
+                .allowed
+                .then_some(by_fast.cost),
+            decide(&mut slow, quota, now, by_slow)
+                .allowed
+                .then_some(by_slow.cost),
         ];
         for (instants, units) in instants.iter_mut().zip(took) {
             instants.extend((0..units.unwrap_or(0)).map(|_| now));
@@ -34,7 +39,10 @@ fn allowed(quota: &Quota, takes: &[(u64, Option<u32>)]) -> [Allowed; 2] {
 /// Returns the maximum number of units that were allowed within `nanos` nanoseconds.
 fn most_in(allowed: &Allowed, nanos: u64) -> usize {
     let from = |(at, first): (usize, &u64)| {
-        allowed[at..].iter().take_while(|last| **last - first <= nanos).count()
+        allowed[at..]
+            .iter()
+            .take_while(|last| **last - first <= nanos)
+            .count()
     };
     allowed.iter().enumerate().map(from).max().unwrap_or(0)
 }

@@ -52,7 +52,10 @@ impl Periods {
             let epoch = date(1970, 1, 1);
             let day = (self.start.date() - epoch).get_days() + n * days;
             let day = Span::new().days(day);
-            epoch.checked_add(day).expect("a day").to_datetime(self.start.time())
+            epoch
+                .checked_add(day)
+                .expect("a day")
+                .to_datetime(self.start.time())
         };
         let zone = TimeZone::get(self.zone).expect("a zone");
         zone.to_timestamp(local).expect("in range").as_nanosecond()
@@ -68,7 +71,9 @@ impl Periods {
         };
         let since = i128::from(instant) - self.edge(0);
         let near = i32::try_from(since.div_euclid(length * i128::from(SECOND))).expect("few");
-        let later = (near - 5..).map(|n| self.edge(n)).find(|edge| *edge > instant.into());
+        let later = (near - 5..)
+            .map(|n| self.edge(n))
+            .find(|edge| *edge > instant.into());
         u64::try_from(later.expect("an edge")).expect("after 1970")
     }
 
@@ -81,7 +86,11 @@ impl Periods {
 
 fn periods() -> impl Strategy<Value = Periods> {
     let unit = prop::sample::select(&["day", "week", "month", "year"]);
-    let day = (1960_i16..2040, 1_i8..13, prop_oneof![2 => 28_i8..32, 1 => 1_i8..32]);
+    let day = (
+        1960_i16..2040,
+        1_i8..13,
+        prop_oneof![2 => 28_i8..32, 1 => 1_i8..32],
+    );
     let time = prop_oneof![Just((0, 0)), Just((2, 30)), (0_i8..24, 0_i8..60)];
     (unit, day, time, prop::sample::select(&ZONES)).prop_map(|(unit, day, time, zone)| {
         let (year, month, day) = day;
@@ -117,7 +126,10 @@ impl Slow {
     }
 
     fn charge(&mut self, periods: &Periods, now: u64, units: u64) {
-        *self = Self { used: self.used(periods, now) + units, last: Some(now) };
+        *self = Self {
+            used: self.used(periods, now) + units,
+            last: Some(now),
+        };
     }
 
     fn row(&self, periods: &Periods, units: u32, now: u64, retry: u64) -> Row {
@@ -125,7 +137,12 @@ impl Slow {
         let left = periods.end(now) - now;
         let remaining = u32::try_from(u64::from(units).saturating_sub(used)).expect("few");
         let [full, next] = [used > 0, remaining < units].map(|is| if is { left } else { 0 });
-        Row { remaining, full, next, retry }
+        Row {
+            remaining,
+            full,
+            next,
+            retry,
+        }
     }
 }
 

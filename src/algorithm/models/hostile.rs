@@ -30,7 +30,9 @@ pub(super) fn extreme_quota() -> impl Strategy<Value = Quota> {
         (number(), any::<bool>())
             .prop_map(|(carry_over, paced)| Algorithm::FixedWindow { carry_over, paced }),
         Just(Algorithm::AnchoredWindow),
-        number().prop_map(|buckets| Algorithm::SlidingWindow { buckets: buckets % 1_001 }),
+        number().prop_map(|buckets| Algorithm::SlidingWindow {
+            buckets: buckets % 1_001
+        }),
         Just(Algorithm::SlidingLog),
     ];
     let numbers = (number(), period, number(), number(), number(), number());

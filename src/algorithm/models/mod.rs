@@ -82,7 +82,11 @@ trait Model: Clone + Debug {
         }
         while yes - no > 1 {
             let middle = no + (yes - no) / 2;
-            if pred(middle) { yes = middle } else { no = middle }
+            if pred(middle) {
+                yes = middle
+            } else {
+                no = middle
+            }
         }
         yes
     }
@@ -93,11 +97,18 @@ trait Model: Clone + Debug {
         opened
     }
     fn remaining(&self, t: u64) -> u64 {
-        (1..).take_while(|units| self.fits(t, *units, 0)).last().unwrap_or(0)
+        (1..)
+            .take_while(|units| self.fits(t, *units, 0))
+            .last()
+            .unwrap_or(0)
     }
     fn next(&self, now: u64, limit: u64) -> u64 {
         let left = self.remaining(now);
-        if left == limit { 0 } else { self.first(now, |t| self.remaining(t) > left) - now }
+        if left == limit {
+            0
+        } else {
+            self.first(now, |t| self.remaining(t) > left) - now
+        }
     }
 }
 
@@ -116,8 +127,18 @@ struct Decided {
 
 impl From<Evaluation> for Decided {
     fn from(evaluation: Evaluation) -> Self {
-        let Evaluation { allowed, overage, wait, snapshot } = evaluation;
-        Self { allowed, overage, wait, row: snapshot.into() }
+        let Evaluation {
+            allowed,
+            overage,
+            wait,
+            snapshot,
+        } = evaluation;
+        Self {
+            allowed,
+            overage,
+            wait,
+            row: snapshot.into(),
+        }
     }
 }
 
@@ -133,7 +154,12 @@ fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
 /// Returns the decision of the model, and charges the model if the demand is allowed.
 fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> Decided {
     let opened = model.opened(now);
-    let decided = |allowed, overage, wait, row| Decided { allowed, overage, wait, row };
+    let decided = |allowed, overage, wait, row| Decided {
+        allowed,
+        overage,
+        wait,
+        row,
+    };
     let need = demand.need();
     let soft = u64::from(quota.soft());
     if need == 0 {
@@ -190,13 +216,26 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
     let mut slow = M::of(&quota);
     let mut charges: Vec<Charge> = Vec::new();
     let mut now = start;
-    let mut last = Row { remaining: 0, full: 0, next: 0, retry: 0 };
+    let mut last = Row {
+        remaining: 0,
+        full: 0,
+        next: 0,
+        retry: 0,
+    };
     for (jump, op) in steps {
         now += jump.nanos(&quota, last);
         slow.arrive(now);
         match op {
-            Op::Take { cost, headroom, max_wait } => {
-                let demand = Demand { cost, headroom, max_wait };
+            Op::Take {
+                cost,
+                headroom,
+                max_wait,
+            } => {
+                let demand = Demand {
+                    cost,
+                    headroom,
+                    max_wait,
+                };
                 let look = Decided::from(fast.look(&quota, now, demand));
                 let (evaluation, receipt) = fast.take(&quota, now, demand);
                 let decided = Decided::from(evaluation);
@@ -218,7 +257,10 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
                         queued: decided.wait > 0,
                         receipt,
                     });
-                    Decided { row: look.row, ..decided }
+                    Decided {
+                        row: look.row,
+                        ..decided
+                    }
                 } else {
                     decided
                 };
@@ -267,7 +309,18 @@ fn retry_holds(
     demand: Demand,
     retry: u64,
 ) -> TestCaseResult {
-    let passes = |t| account.look(quota, t, Demand { max_wait: 0, ..demand }).allowed;
+    let passes = |t| {
+        account
+            .look(
+                quota,
+                t,
+                Demand {
+                    max_wait: 0,
+                    ..demand
+                },
+            )
+            .allowed
+    };
     if retry == NEVER {
         return Ok(());
     }
@@ -277,7 +330,12 @@ fn retry_holds(
         retry,
         demand
     );
-    prop_assert!(!passes(now + retry - 1), "before {:?}, {:?} is already allowed", retry, demand);
+    prop_assert!(
+        !passes(now + retry - 1),
+        "before {:?}, {:?} is already allowed",
+        retry,
+        demand
+    );
     Ok(())
 }
 
@@ -291,7 +349,11 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
     };
     let remaining = |t| Row::from(account.look(quota, t, Demand::units(0)).snapshot).remaining;
     let more = row.remaining.checked_add(1);
-    prop_assert!(passes(row.remaining) && !more.is_some_and(passes), "{:?}", row);
+    prop_assert!(
+        passes(row.remaining) && !more.is_some_and(passes),
+        "{:?}",
+        row
+    );
     if row.next > 0 && more.is_some() {
         prop_assert!(remaining(now + row.next) > row.remaining, "{:?}", row);
         prop_assert!(remaining(now + row.next - 1) <= row.remaining, "{:?}", row);
@@ -302,7 +364,13 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
     prop_assert!(row.full == 0 || !full(now + row.full - 1), "{:?}", row);
 
     let expired = account.expires_at(quota).max(now);
-    let carries_over = matches!(quota.algorithm(), Algorithm::FixedWindow { carry_over: 1.., .. });
+    let carries_over = matches!(
+        quota.algorithm(),
+        Algorithm::FixedWindow {
+            carry_over: 1..,
+            ..
+        }
+    );
     if quota.initial().is_none() && !carries_over {
         prop_assert_eq!(expired, now + row.full);
     }
@@ -316,5 +384,8 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
 }
 
 fn sequences() -> ProptestConfig {
-    ProptestConfig { cases: SEQUENCES, ..crate::keeping_regressions() }
+    ProptestConfig {
+        cases: SEQUENCES,
+        ..crate::keeping_regressions()
+    }
 }

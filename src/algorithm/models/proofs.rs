@@ -52,23 +52,47 @@ struct Proof {
 
 impl Proof {
     fn new(quota: Quota, now: u64) -> Self {
-        let last = Row { remaining: 0, full: 0, next: 0, retry: 0 };
+        let last = Row {
+            remaining: 0,
+            full: 0,
+            next: 0,
+            retry: 0,
+        };
         let account = Account::new();
         let starts = Vec::new();
         let returned = Vec::new();
         let receipts = Vec::new();
-        Self { quota, account, now, last, starts, returned, receipts }
+        Self {
+            quota,
+            account,
+            now,
+            last,
+            starts,
+            returned,
+            receipts,
+        }
     }
 
     fn row(&self) -> Row {
-        self.account.look(&self.quota, self.now, Demand::units(0)).snapshot.into()
+        self.account
+            .look(&self.quota, self.now, Demand::units(0))
+            .snapshot
+            .into()
     }
 
     fn step(&mut self, nanos: u64, op: Op) -> TestCaseResult {
         self.now += nanos;
         match op {
-            Op::Take { cost, headroom, max_wait } => {
-                self.take(Demand { cost, headroom, max_wait })?;
+            Op::Take {
+                cost,
+                headroom,
+                max_wait,
+            } => {
+                self.take(Demand {
+                    cost,
+                    headroom,
+                    max_wait,
+                })?;
             }
             Op::Adjust(units) if units < 0 => self.charge_late(units)?,
             Op::Adjust(units) => self.refund(units)?,
@@ -87,7 +111,12 @@ impl Proof {
         let now = self.now;
         before.open(&quota, now, demand);
         let (evaluation, receipt) = self.account.take(&quota, now, demand);
-        let Evaluation { allowed, overage, wait, snapshot } = evaluation;
+        let Evaluation {
+            allowed,
+            overage,
+            wait,
+            snapshot,
+        } = evaluation;
         self.last = snapshot.into();
         let raised = u64::from(quota.limit()) + u64::from(quota.soft());
         if allowed {
@@ -99,7 +128,11 @@ impl Proof {
             self.receipts.push((self.starts.len(), receipt));
             let at = now + wait;
             let units = demand.cost.into();
-            self.starts.push(Start { decided: now, at, units });
+            self.starts.push(Start {
+                decided: now,
+                at,
+                units,
+            });
             return self.is_within_its_bound();
         }
         let retry = self.last.retry;
@@ -108,7 +141,12 @@ impl Proof {
         let never = quota.algorithm().max_carry_over() == 0 && demand.need() > raised;
         prop_assert!((retry == NEVER) == never || quota.algorithm().max_carry_over() > 0);
         let queues = quota.algorithm() == Algorithm::Gcra && quota.soft() == 0;
-        prop_assert!(!queues || retry > demand.max_wait, "{:?} may queue in {:?}", demand, self);
+        prop_assert!(
+            !queues || retry > demand.max_wait,
+            "{:?} may queue in {:?}",
+            demand,
+            self
+        );
         Ok(())
     }
 
@@ -116,15 +154,25 @@ impl Proof {
     fn charge_late(&mut self, units: i64) -> TestCaseResult {
         let before = self.row();
         let mut single = self.account.clone();
-        let (snapshot, is_cut) =
-            adjust(&mut self.account.0, &self.quota, self.now, units.saturating_neg());
+        let (snapshot, is_cut) = adjust(
+            &mut self.account.0,
+            &self.quota,
+            self.now,
+            units.saturating_neg(),
+        );
         self.last = snapshot.into();
         let lost = u64::from(before.remaining.saturating_sub(self.last.remaining));
         prop_assert!(lost <= units.unsigned_abs() && self.last.remaining <= before.remaining);
         if units.unsigned_abs() <= 16 {
             let charge = |_| adjust(&mut single.0, &self.quota, self.now, 1);
-            let cuts = (0..units.unsigned_abs()).map(charge).filter(|(_, cut)| *cut).count();
-            let row = single.look(&self.quota, self.now, Demand::units(0)).snapshot.into();
+            let cuts = (0..units.unsigned_abs())
+                .map(charge)
+                .filter(|(_, cut)| *cut)
+                .count();
+            let row = single
+                .look(&self.quota, self.now, Demand::units(0))
+                .snapshot
+                .into();
             prop_assert_eq!(self.last, row);
             prop_assert_eq!(is_cut, cuts > 0);
         }
@@ -142,7 +190,11 @@ impl Proof {
             account.adjust(quota, self.now, -units);
             remaining(&account, quota, self.now)
         };
-        prop_assert!(after(debt) <= quota.algorithm().max_carry_over(), "{:?}", self);
+        prop_assert!(
+            after(debt) <= quota.algorithm().max_carry_over(),
+            "{:?}",
+            self
+        );
         // A queue and soft units lead further. A paced window releases its units later, and a unit
         // that is partly outside of a sliding window gives back less.
         let further =
@@ -156,7 +208,10 @@ impl Proof {
 
     fn refund(&mut self, units: i64) -> TestCaseResult {
         let before = self.row();
-        self.last = self.account.adjust(&self.quota, self.now, units.saturating_neg()).into();
+        self.last = self
+            .account
+            .adjust(&self.quota, self.now, units.saturating_neg())
+            .into();
         let back = u64::from(self.last.remaining.saturating_sub(before.remaining));
         prop_assert!(back <= units.unsigned_abs() && self.last.remaining >= before.remaining);
         self.returned.push((self.now, units.unsigned_abs()));
@@ -170,7 +225,8 @@ impl Proof {
         if let Some(at) = self.receipts.len().checked_sub(nth + 1) {
             let (start, receipt) = self.receipts.remove(at);
             let units = receipt.units.min(units);
-            self.account.undo(&self.quota, self.now, Receipt { units, ..receipt });
+            self.account
+                .undo(&self.quota, self.now, Receipt { units, ..receipt });
             let back = self.row().remaining.saturating_sub(before.remaining);
             prop_assert!(back <= units, "{} of {} back in {:?}", back, units, self);
             if format!("{:?}", self.account) != state {
@@ -182,7 +238,11 @@ impl Proof {
                 let before = self.returned.iter().filter(|(at, _)| *at >= since);
                 let before = before.fold(0_u64, |sum, (_, units)| sum.saturating_add(*units));
                 let waits = self.starts.iter().any(|it| it.at > now);
-                let again = if waits { units.into() } else { before.min(units.into()) };
+                let again = if waits {
+                    units.into()
+                } else {
+                    before.min(units.into())
+                };
                 self.returned.push((now, again));
             }
         }
@@ -192,13 +252,18 @@ impl Proof {
 
     /// Checks each span. Returned units may be used again by those that are decided later.
     fn is_within_its_bound(&self) -> TestCaseResult {
-        let spans =
-            self.starts.iter().flat_map(|first| self.starts.iter().map(|last| (first.at, last.at)));
+        let spans = self
+            .starts
+            .iter()
+            .flat_map(|first| self.starts.iter().map(|last| (first.at, last.at)));
         for (from, to) in spans.filter(|(from, to)| from <= to) {
             let inside = || self.starts.iter().filter(|it| it.at >= from && it.at <= to);
             let units: u128 = inside().map(|it| u128::from(it.units)).sum();
             let since = inside().map(|it| it.decided).min().unwrap_or(to);
-            let returned = self.returned.iter().filter(|(at, _)| *at >= since && *at <= to);
+            let returned = self
+                .returned
+                .iter()
+                .filter(|(at, _)| *at >= since && *at <= to);
             let returned: u128 = returned.map(|(_, units)| u128::from(*units)).sum();
             let most = bound(&self.quota, from, to) + returned;
             prop_assert!(
@@ -228,12 +293,20 @@ fn bound(quota: &Quota, from: u64, to: u64) -> u128 {
             let windows = to / period - from / period;
             let into = to % period;
             let all = burst + carry;
-            let last = if paced { all.min(into * all / period + 1) } else { burst };
+            let last = if paced {
+                all.min(into * all / period + 1)
+            } else {
+                burst
+            };
             let carried = if paced && windows == 0 { 0 } else { carry };
             windows * burst + last + carried + (windows + 1) * soft
         }
         Algorithm::AnchoredWindow => {
-            let windows = if span == 0 { 1 } else { (span - 1) / period + 2 };
+            let windows = if span == 0 {
+                1
+            } else {
+                (span - 1) / period + 2
+            };
             windows * (burst + soft)
         }
         Algorithm::SlidingWindow { buckets } => {
@@ -253,7 +326,12 @@ fn can_queue(quota: &Quota) -> bool {
 /// Returns all small quotas of an algorithm, with each option that it has.
 fn small(algorithm: Algorithm) -> impl Iterator<Item = Quota> {
     let rates = [(1, 1), (1, 3), (2, 5), (3, 8)];
-    let options = [(0, None, None), (1, None, Some(0)), (0, Some(0), Some(1)), (1, Some(1), None)];
+    let options = [
+        (0, None, None),
+        (1, None, Some(0)),
+        (0, Some(0), Some(1)),
+        (1, Some(1), None),
+    ];
     let all = rates.into_iter().flat_map(move |(units, period)| {
         options.into_iter().flat_map(move |(soft, initial, debt)| {
             [1, 3].map(|burst| (units, period, burst, soft, initial, debt))
@@ -262,12 +340,24 @@ fn small(algorithm: Algorithm) -> impl Iterator<Item = Quota> {
     all.filter_map(move |(units, period, burst, soft, initial, debt)| {
         let base = Quota::new(units, Duration::from_nanos(period)).ok()?;
         let refills = matches!(algorithm, Algorithm::Gcra | Algorithm::TokenBucket);
-        let base = if refills { base.try_with_burst(burst).ok()? } else { base };
-        let quota = base.try_with_algorithm(algorithm).ok()?.try_with_soft(soft).ok()?;
-        let quota = debt.map_or(Ok(quota), |debt| quota.try_with_max_debt(debt)).ok()?;
+        let base = if refills {
+            base.try_with_burst(burst).ok()?
+        } else {
+            base
+        };
+        let quota = base
+            .try_with_algorithm(algorithm)
+            .ok()?
+            .try_with_soft(soft)
+            .ok()?;
+        let quota = debt
+            .map_or(Ok(quota), |debt| quota.try_with_max_debt(debt))
+            .ok()?;
         // A burst does not distinguish windows.
         (refills || burst == 1).then_some(())?;
-        initial.map_or(Ok(quota), |initial| quota.try_with_initial(initial)).ok()
+        initial
+            .map_or(Ok(quota), |initial| quota.try_with_initial(initial))
+            .ok()
     })
 }
 
@@ -275,17 +365,37 @@ fn small(algorithm: Algorithm) -> impl Iterator<Item = Quota> {
 fn choices(quota: &Quota) -> Vec<(u64, Op)> {
     let period = quota.period_nanos();
     let burst = quota.limit();
-    let take = |cost, headroom, max_wait| Op::Take { cost, headroom, max_wait };
-    let mut ops = vec![take(1, 0, 0), take(burst, 0, 0), take(burst, 1, 0), take(2, 0, 0)];
-    ops.extend([Op::Adjust(-1), Op::Adjust(-9), Op::Adjust(1), Op::Undo(0, u32::MAX)]);
+    let take = |cost, headroom, max_wait| Op::Take {
+        cost,
+        headroom,
+        max_wait,
+    };
+    let mut ops = vec![
+        take(1, 0, 0),
+        take(burst, 0, 0),
+        take(burst, 1, 0),
+        take(2, 0, 0),
+    ];
+    ops.extend([
+        Op::Adjust(-1),
+        Op::Adjust(-9),
+        Op::Adjust(1),
+        Op::Undo(0, u32::MAX),
+    ]);
     ops.extend([Op::Adjust(2), Op::Undo(1, 1)]);
     if can_queue(quota) {
-        ops.extend([take(1, 0, quota.interval_nanos()), take(1, 0, 99), take(burst, 1, 99)]);
+        ops.extend([
+            take(1, 0, quota.interval_nanos()),
+            take(1, 0, 99),
+            take(burst, 1, 99),
+        ]);
     }
     let mut gaps = vec![0, 1, period - 1, period];
     gaps.sort_unstable();
     gaps.dedup();
-    gaps.into_iter().flat_map(|gap| ops.iter().map(move |op| (gap, *op))).collect()
+    gaps.into_iter()
+        .flat_map(|gap| ops.iter().map(move |op| (gap, *op)))
+        .collect()
 }
 
 /// Plays each sequence that continues this one. Returns their number.
@@ -308,9 +418,18 @@ fn algorithms() -> [Algorithm; 9] {
         Algorithm::Gcra,
         Algorithm::TokenBucket,
         Algorithm::fixed_window(),
-        Algorithm::FixedWindow { carry_over: 1, paced: false },
-        Algorithm::FixedWindow { carry_over: 0, paced: true },
-        Algorithm::FixedWindow { carry_over: 2, paced: true },
+        Algorithm::FixedWindow {
+            carry_over: 1,
+            paced: false,
+        },
+        Algorithm::FixedWindow {
+            carry_over: 0,
+            paced: true,
+        },
+        Algorithm::FixedWindow {
+            carry_over: 2,
+            paced: true,
+        },
         Algorithm::AnchoredWindow,
         Algorithm::SlidingWindow { buckets: 2 },
         Algorithm::SlidingLog,
@@ -328,12 +447,24 @@ fn all_short_sequences_keep_the_bounds() {
             // A queue of three.
             for _ in 0..3 {
                 let max_wait = if can_queue(&quota) { 99 } else { 0 };
-                proof.step(0, Op::Take { cost: 1, headroom: 0, max_wait }).expect("a step");
+                proof
+                    .step(
+                        0,
+                        Op::Take {
+                            cost: 1,
+                            headroom: 0,
+                            max_wait,
+                        },
+                    )
+                    .expect("a step");
             }
             all + play_all(&proof, &choices, DEPTH - 1)
         });
         let played: u64 = played.sum();
-        assert!(played > 40_u64.pow(u32::try_from(DEPTH).expect("few")), "{algorithm:?}: {played}");
+        assert!(
+            played > 40_u64.pow(u32::try_from(DEPTH).expect("few")),
+            "{algorithm:?}: {played}"
+        );
     };
     // Each algorithm in a thread of its own.
     thread::scope(|scope| algorithms().map(|it| scope.spawn(move || of(it))).map(drop));
@@ -351,16 +482,32 @@ fn slots_keep_their_limit_for_all_numbers() {
     let quotas: Vec<_> = quotas.collect();
     for (held, quota) in held.flat_map(|held| quotas.iter().map(move |quota| (held, quota))) {
         for (cost, headroom) in most().flat_map(|cost| most().map(move |more| (cost, more))) {
-            let demand = Demand { cost, headroom, max_wait: 0 };
+            let demand = Demand {
+                cost,
+                headroom,
+                max_wait: 0,
+            };
             let evaluation = concurrent::look(held, quota, demand);
             let raised = u128::from(quota.limit()) + u128::from(quota.soft());
             let after = u128::from(held) + u128::from(demand.need());
-            assert_eq!(evaluation.allowed, cost == 0 || after <= raised, "{held} {demand:?}");
+            assert_eq!(
+                evaluation.allowed,
+                cost == 0 || after <= raised,
+                "{held} {demand:?}"
+            );
             let missing = u128::from(concurrent::missing(held, quota, demand));
             let exact = after.saturating_sub(raised);
-            assert!(missing == exact || after > u128::from(u64::MAX), "{held} {demand:?}");
-            let Snapshot::Slots { retry_ns, .. } = evaluation.snapshot else { panic!("no slots") };
-            assert_eq!(retry_ns == NEVER, cost > 0 && u128::from(demand.need()) > raised);
+            assert!(
+                missing == exact || after > u128::from(u64::MAX),
+                "{held} {demand:?}"
+            );
+            let Snapshot::Slots { retry_ns, .. } = evaluation.snapshot else {
+                panic!("no slots")
+            };
+            assert_eq!(
+                retry_ns == NEVER,
+                cost > 0 && u128::from(demand.need()) > raised
+            );
         }
     }
 }
@@ -368,23 +515,45 @@ fn slots_keep_their_limit_for_all_numbers() {
 /// Returns accounts with each number at its extremes.
 fn extreme_accounts(algorithm: Algorithm) -> Vec<AccountState> {
     let instants = [0, 1, SECOND, LATEST - 1, LATEST];
-    let pairs = || instants.into_iter().flat_map(|one| instants.map(|other| (one, other)));
+    let pairs = || {
+        instants
+            .into_iter()
+            .flat_map(|one| instants.map(|other| (one, other)))
+    };
     let counts = [0, 1, (1 << 40) - 1];
     match algorithm {
         Algorithm::Gcra => instants.into_iter().map(AccountState::Gcra).collect(),
         Algorithm::TokenBucket => {
             let of = |tokens: i64| {
-                pairs().map(move |(anchor, opened)| TokenBucket { tokens, anchor, opened })
+                pairs().map(move |(anchor, opened)| TokenBucket {
+                    tokens,
+                    anchor,
+                    opened,
+                })
             };
             let tokens = [-(1 << 47), -1, 0, 1, (1 << 47) - 1];
-            tokens.into_iter().flat_map(of).map(AccountState::TokenBucket).collect()
+            tokens
+                .into_iter()
+                .flat_map(of)
+                .map(AccountState::TokenBucket)
+                .collect()
         }
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
             let of = |start| {
-                let counts = counts.into_iter().flat_map(|one| counts.map(|other| (one, other)));
-                counts.map(move |(count, bonus)| FixedWindow { start, count, bonus })
+                let counts = counts
+                    .into_iter()
+                    .flat_map(|one| counts.map(|other| (one, other)));
+                counts.map(move |(count, bonus)| FixedWindow {
+                    start,
+                    count,
+                    bonus,
+                })
             };
-            instants.into_iter().flat_map(of).map(AccountState::FixedWindow).collect()
+            instants
+                .into_iter()
+                .flat_map(of)
+                .map(AccountState::FixedWindow)
+                .collect()
         }
         _ => extreme_entries(algorithm, pairs().collect()),
     }
@@ -411,13 +580,25 @@ fn extreme_entries(_: Algorithm, _: Vec<(u64, u64)>) -> Vec<AccountState> {
 /// Returns quotas with each number at its extremes.
 fn extreme_quotas(algorithm: Algorithm) -> Vec<Quota> {
     const TEN_YEARS: u64 = 315_360_000 * SECOND;
-    let rates = [(1, 1), (1, TEN_YEARS), (1_000, TEN_YEARS), (u32::MAX, 5 * SECOND), (7, 999)];
+    let rates = [
+        (1, 1),
+        (1, TEN_YEARS),
+        (1_000, TEN_YEARS),
+        (u32::MAX, 5 * SECOND),
+        (7, 999),
+    ];
     let built = rates.into_iter().filter_map(|(units, period)| {
-        Quota::new(units, Duration::from_nanos(period)).ok()?.try_with_algorithm(algorithm).ok()
+        Quota::new(units, Duration::from_nanos(period))
+            .ok()?
+            .try_with_algorithm(algorithm)
+            .ok()
     });
     let more = |quota: Quota| {
         let deep = quota.try_with_max_debt(u32::MAX).unwrap_or(quota);
-        let soft = deep.try_with_soft(u32::MAX).or(deep.try_with_soft(1_000)).unwrap_or(deep);
+        let soft = deep
+            .try_with_soft(u32::MAX)
+            .or(deep.try_with_soft(1_000))
+            .unwrap_or(deep);
         [quota, deep, soft, soft.try_with_initial(0).unwrap_or(soft)]
     };
     built.chain([Quota::blocked()]).flat_map(more).collect()
@@ -463,7 +644,12 @@ fn ends(account: &Account, quota: &Quota, now: u64, demand: Demand) {
     assert!(evaluation.allowed || Row::from(evaluation.snapshot).retry > 0);
     for (charged, units) in [(0, u32::MAX), (now, 1), (LATEST, u32::MAX)] {
         for end in [receipt.end, 0, u64::MAX] {
-            let receipt = Receipt { charged, units, end, ..receipt };
+            let receipt = Receipt {
+                charged,
+                units,
+                end,
+                ..receipt
+            };
             account.clone().undo(quota, now, receipt);
             taken.clone().undo(quota, now, receipt);
         }

@@ -35,11 +35,13 @@ impl Model for SlowGcra {
     }
     fn arrive(&mut self, now: u64) {
         let retention = self.initial.map_or(0, |_| self.burst * self.interval);
-        self.account.take_if(|(work, since)| *since + *work + retention <= now);
+        self.account
+            .take_if(|(work, since)| *since + *work + retention <= now);
     }
     fn open(&mut self, now: u64) {
         let initial = self.initial.unwrap_or(self.burst);
-        self.account.get_or_insert(((self.burst - initial) * self.interval, now));
+        self.account
+            .get_or_insert(((self.burst - initial) * self.interval, now));
     }
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
         let need = u128::from(need) * u128::from(self.interval);
@@ -71,7 +73,10 @@ impl Model for SlowGcra {
         }
     }
     fn undo(&mut self, now: u64, charge: Charge) {
-        let mine = charge.work.saturating_sub(now - charge.at).min(charge.back * self.interval);
+        let mine = charge
+            .work
+            .saturating_sub(now - charge.at)
+            .min(charge.back * self.interval);
         let newest = charge.at + charge.work == now + self.work(now);
         if self.work(now) > 0 && (newest || !charge.queued) {
             self.account = Some((self.work(now).saturating_sub(mine), now));
@@ -103,7 +108,11 @@ struct Grid {
 
 impl SlowBucket {
     fn at(&self, t: u64) -> Grid {
-        let full = Grid { opened: t, last: t, tokens: self.burst };
+        let full = Grid {
+            opened: t,
+            last: t,
+            tokens: self.burst,
+        };
         let mut grid = self.account.unwrap_or(full);
         while grid.tokens < self.burst && grid.last + self.period <= t {
             grid.tokens = self.burst.min(grid.tokens + self.units);
@@ -116,7 +125,11 @@ impl SlowBucket {
         let tokens = self.burst.min(grid.tokens + more);
         if grid.tokens < self.burst {
             let last = if tokens == self.burst { now } else { grid.last };
-            self.account = Some(Grid { tokens, last, ..grid });
+            self.account = Some(Grid {
+                tokens,
+                last,
+                ..grid
+            });
         }
     }
 }
@@ -133,8 +146,13 @@ impl Model for SlowBucket {
         }
     }
     fn arrive(&mut self, now: u64) {
-        let refills = self.burst.unsigned_abs().div_ceil(self.units.unsigned_abs());
-        let retention = self.initial.map_or(0, |_| refills * u128::from(self.period));
+        let refills = self
+            .burst
+            .unsigned_abs()
+            .div_ceil(self.units.unsigned_abs());
+        let retention = self
+            .initial
+            .map_or(0, |_| refills * u128::from(self.period));
         let grid = self.at(now);
         if grid.tokens == self.burst && u128::from(grid.last) + retention <= now.into() {
             self.account = None;
@@ -142,7 +160,11 @@ impl Model for SlowBucket {
     }
     fn open(&mut self, now: u64) {
         let tokens = self.initial.map_or(self.burst, i128::from);
-        self.account.get_or_insert(Grid { opened: now, last: now, tokens });
+        self.account.get_or_insert(Grid {
+            opened: now,
+            last: now,
+            tokens,
+        });
     }
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
         i128::from(need) <= self.at(t).tokens + i128::from(soft)
@@ -152,10 +174,17 @@ impl Model for SlowBucket {
     }
     fn charge(&mut self, now: u64, units: u64) {
         if self.is_full(now) {
-            self.account = Some(Grid { opened: now, last: now, tokens: self.burst });
+            self.account = Some(Grid {
+                opened: now,
+                last: now,
+                tokens: self.burst,
+            });
         }
         let grid = self.at(now);
-        self.account = Some(Grid { tokens: grid.tokens - i128::from(units), ..grid });
+        self.account = Some(Grid {
+            tokens: grid.tokens - i128::from(units),
+            ..grid
+        });
     }
     fn charge_late(&mut self, now: u64, units: u64) {
         for _ in 0..units.min(100) {

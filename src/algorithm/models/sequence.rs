@@ -88,7 +88,10 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<(Jump, Op)>> {
 
 /// Generates an instant near the epoch or near the present.
 pub(super) fn start() -> impl Strategy<Value = u64> {
-    prop_oneof![0..20 * SECOND, (0..SECOND).prop_map(|ns| 1_800_000_000 * SECOND + ns)]
+    prop_oneof![
+        0..20 * SECOND,
+        (0..SECOND).prop_map(|ns| 1_800_000_000 * SECOND + ns)
+    ]
 }
 
 impl Jump {

@@ -63,7 +63,11 @@ impl Model for SlowAligned {
     fn open(&mut self, _now: u64) {}
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
         let window = t / self.period;
-        let come = self.instants(window).into_iter().filter(|instant| *instant <= t).count();
+        let come = self
+            .instants(window)
+            .into_iter()
+            .filter(|instant| *instant <= t)
+            .count();
         self.count(window) + need <= come as u64 + soft
     }
     fn is_full(&self, t: u64) -> bool {
@@ -84,7 +88,9 @@ impl Model for SlowAligned {
         let window = now / self.period;
         let end = self.queue_end(now);
         let count = usize::try_from(self.count(window)).expect("fits");
-        self.instants(window).get(count).map_or(end, |instant| end.min(*instant))
+        self.instants(window)
+            .get(count)
+            .map_or(end, |instant| end.min(*instant))
     }
     fn undo(&mut self, now: u64, charge: Charge) {
         let newest = self.next_at(now) == charge.next_at;
@@ -93,16 +99,24 @@ impl Model for SlowAligned {
         }
     }
     fn queue_end(&self, now: u64) -> u64 {
-        if self.paced { (now / self.period + 1) * self.period } else { 0 }
+        if self.paced {
+            (now / self.period + 1) * self.period
+        } else {
+            0
+        }
     }
     fn first(&self, now: u64, pred: impl Fn(u64) -> bool) -> u64 {
-        self.coming(now).find(|t| pred(*t)).expect("two windows are enough")
+        self.coming(now)
+            .find(|t| pred(*t))
+            .expect("two windows are enough")
     }
     fn next(&self, now: u64, _limit: u64) -> u64 {
         let left = self.remaining(now);
         let end = (now / self.period + 1) * self.period;
         let mut coming = self.coming(now).take_while(|t| *t <= end);
-        coming.find(|t| self.remaining(*t) > left).map_or(0, |t| t - now)
+        coming
+            .find(|t| self.remaining(*t) > left)
+            .map_or(0, |t| t - now)
     }
 }
 
@@ -119,7 +133,11 @@ impl SlowAnchored {
         self.charges.first().map_or(0, |(at, _)| at + self.period)
     }
     fn count(&self, t: u64) -> u64 {
-        if t < self.end() { self.charges.iter().map(|(_, units)| units).sum() } else { 0 }
+        if t < self.end() {
+            self.charges.iter().map(|(_, units)| units).sum()
+        } else {
+            0
+        }
     }
 }
 
@@ -127,7 +145,12 @@ impl Model for SlowAnchored {
     fn of(quota: &Quota) -> Self {
         let units = quota.units().into();
         let period = quota.period_nanos();
-        Self { units, late_limit: quota.late_limit(), period, charges: Vec::new() }
+        Self {
+            units,
+            late_limit: quota.late_limit(),
+            period,
+            charges: Vec::new(),
+        }
     }
     fn arrive(&mut self, now: u64) {
         if self.count(now) == 0 {
@@ -207,12 +230,20 @@ impl Model for SlowSliding {
             Algorithm::SlidingWindow { buckets } => Some(period / u64::from(buckets)),
             _ => None,
         };
-        Self { units, late_limit: quota.late_limit(), period, width, charges: BTreeMap::new() }
+        Self {
+            units,
+            late_limit: quota.late_limit(),
+            period,
+            width,
+            charges: BTreeMap::new(),
+        }
     }
     fn arrive(&mut self, _now: u64) {}
     fn open(&mut self, _now: u64) {}
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
-        (self.units + soft).checked_sub(need).is_some_and(|used| self.fits_in(t, used))
+        (self.units + soft)
+            .checked_sub(need)
+            .is_some_and(|used| self.fits_in(t, used))
     }
     fn is_full(&self, t: u64) -> bool {
         self.used(t) == 0
@@ -238,6 +269,8 @@ impl Model for SlowSliding {
     }
     fn undo(&mut self, _now: u64, charge: Charge) {
         let bucket = self.bucket(charge.at);
-        self.charges.entry(bucket).and_modify(|units| *units -= charge.back.min(*units));
+        self.charges
+            .entry(bucket)
+            .and_modify(|units| *units -= charge.back.min(*units));
     }
 }

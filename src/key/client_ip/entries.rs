@@ -82,7 +82,15 @@ impl<'a> Entries<'a> {
         let lines = lines.iter().rev();
         let entries = MAX_ENTRIES;
         let bytes = MAX_BYTES;
-        Self { lines, separator, line: None, commas: None, entries, bytes, fault: None }
+        Self {
+            lines,
+            separator,
+            line: None,
+            commas: None,
+            entries,
+            bytes,
+            fault: None,
+        }
     }
 
     /// Returns the part of a line that is left, or the next line.
@@ -90,7 +98,9 @@ impl<'a> Entries<'a> {
         if self.line.is_some() {
             return Ok(self.line.take());
         }
-        let Some(line) = self.lines.next().map(HeaderValue::as_bytes) else { return Ok(None) };
+        let Some(line) = self.lines.next().map(HeaderValue::as_bytes) else {
+            return Ok(None);
+        };
         if self.separator == Separator::UnquotedComma {
             if line.len() > self.bytes {
                 return Err(TOO_LONG);
@@ -103,7 +113,9 @@ impl<'a> Entries<'a> {
 
     /// Returns the last entry that was not read before, or `None` if all entries were read.
     fn last(&mut self) -> Result<Option<&'a [u8]>, HeaderFault> {
-        let Some(line) = self.line()? else { return Ok(None) };
+        let Some(line) = self.line()? else {
+            return Ok(None);
+        };
         self.entries = self.entries.checked_sub(1).ok_or(TOO_LONG)?;
         let unseen = line.len().saturating_sub(self.bytes);
         let comma = match self.separator {
@@ -155,7 +167,10 @@ mod tests {
     }
 
     fn good(lines: &[&str]) -> Vec<String> {
-        entries(lines).into_iter().collect::<Result<_, _>>().expect("not too much")
+        entries(lines)
+            .into_iter()
+            .collect::<Result<_, _>>()
+            .expect("not too much")
     }
 
     fn elements(lines: &[&str]) -> Vec<Result<String, HeaderFault>> {
@@ -163,7 +178,10 @@ mod tests {
     }
 
     fn good_elements(lines: &[&str]) -> Vec<String> {
-        elements(lines).into_iter().collect::<Result<_, _>>().expect("elements")
+        elements(lines)
+            .into_iter()
+            .collect::<Result<_, _>>()
+            .expect("elements")
     }
 
     #[test]
@@ -216,9 +234,19 @@ mod tests {
 
     #[test]
     fn an_unterminated_string_is_an_error_of_its_line_only() {
-        for open in [r#"""#, r#"a="b,c"#, r#"a="b","c"#, r#"a="\","#, r#"a="\\\",b"#] {
+        for open in [
+            r#"""#,
+            r#"a="b,c"#,
+            r#"a="b","c"#,
+            r#"a="\","#,
+            r#"a="\\\",b"#,
+        ] {
             let seen = elements(&[open, "a,b"]);
-            assert_eq!(seen[..2], [Ok("b".to_owned()), Ok("a".to_owned())], "{open}");
+            assert_eq!(
+                seen[..2],
+                [Ok("b".to_owned()), Ok("a".to_owned())],
+                "{open}"
+            );
             assert!(seen[2..].iter().all(|it| *it == Err(OPEN_QUOTE)) && seen.len() == 40);
             assert_eq!(elements(&["a", open])[0], Err(OPEN_QUOTE), "{open}");
         }
@@ -238,7 +266,10 @@ mod tests {
         assert_eq!((&seen[0], &seen[1]), (&Ok("a".to_owned()), &Err(TOO_LONG)));
         // The comma between two lines counts.
         let half = "x".repeat(2_048);
-        assert_eq!(elements(&[&half[1..], &half]).last(), Some(&Ok("x".repeat(2_047))));
+        assert_eq!(
+            elements(&[&half[1..], &half]).last(),
+            Some(&Ok("x".repeat(2_047)))
+        );
         assert_eq!(elements(&[&half, &half])[1], Err(TOO_LONG));
     }
 }

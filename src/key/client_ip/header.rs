@@ -36,7 +36,10 @@ impl ClientHeader {
 
     /// Returns `true` if the header is absent or blank.
     pub(super) fn is_blank(&self, headers: &HeaderMap) -> bool {
-        headers.get_all(self.name()).iter().all(|line| is_blank(line.as_bytes()))
+        headers
+            .get_all(self.name())
+            .iter()
+            .all(|line| is_blank(line.as_bytes()))
     }
 
     /// Returns the addresses in the header, from right to left.
@@ -142,9 +145,15 @@ fn for_address(element: &[u8]) -> Option<IpAddr> {
 /// after the next `;`.
 fn value(text: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let Some(inside) = text.strip_prefix(b"\"") else {
-        let end = text.iter().position(|byte| *byte == b';').unwrap_or(text.len());
+        let end = text
+            .iter()
+            .position(|byte| *byte == b';')
+            .unwrap_or(text.len());
         let bare = text[..end].trim_ascii_end();
-        if bare.iter().any(|byte| b"\"\\,".contains(byte) || byte.is_ascii_whitespace()) {
+        if bare
+            .iter()
+            .any(|byte| b"\"\\,".contains(byte) || byte.is_ascii_whitespace())
+        {
             return None;
         }
         return Some((bare, text.get(end + 1..)));
@@ -260,12 +269,18 @@ mod tests {
             ("for=203.0.113.9:4711", "203.0.113.9"),
             (r#"For="[2001:db8::1]:443""#, "2001:db8::1"),
             ("for=[2001:db8::1]", "2001:db8::1"),
-            (" proto=https ; FOR = 203.0.113.9 ;by=10.0.0.1", "203.0.113.9"),
+            (
+                " proto=https ; FOR = 203.0.113.9 ;by=10.0.0.1",
+                "203.0.113.9",
+            ),
             (";;for=203.0.113.9;", "203.0.113.9"),
             (r#"for="203\.0.113.9""#, "203.0.113.9"),
             (r#"for="\2\0\3.0.113.9\:80" ; by=_x"#, "203.0.113.9"),
             (r#"host="a,for=6.6.6.6;x=";for=203.0.113.9"#, "203.0.113.9"),
-            (r#"for=203.0.113.9;host="a\";for=6.6.6.6;x=\"""#, "203.0.113.9"),
+            (
+                r#"for=203.0.113.9;host="a\";for=6.6.6.6;x=\"""#,
+                "203.0.113.9",
+            ),
             (r#"for=203.0.113.9;secret="";host="#, "203.0.113.9"),
         ] {
             assert_eq!(read_element(element).as_deref(), Some(address), "{element}");

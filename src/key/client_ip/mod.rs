@@ -134,7 +134,11 @@ pub(crate) struct Client {
 
 impl Client {
     fn confirmed(address: IpAddr) -> Self {
-        Self { address, is_confirmed: true, is_peer: false }
+        Self {
+            address,
+            is_confirmed: true,
+            is_peer: false,
+        }
     }
 }
 
@@ -187,7 +191,10 @@ impl ClientIp {
     /// Panics if `hops` is outside 1 to 32. Without a proxy, use [`PeerIp`](super::PeerIp).
     #[track_caller]
     pub fn hops(hops: u8) -> Self {
-        assert!((1..=MAX_HOPS).contains(&hops), "hops: give 1 to 32; without a proxy, use PeerIp");
+        assert!(
+            (1..=MAX_HOPS).contains(&hops),
+            "hops: give 1 to 32; without a proxy, use PeerIp"
+        );
         Self::trusting(Trusted::Hops(hops))
     }
 
@@ -214,7 +221,10 @@ impl ClientIp {
     ///
     /// The proxy must escape quotes and backslashes in text from clients, such as the `Host`.
     pub fn forwarded(self) -> Self {
-        Self { source: ClientHeader::Forwarded, ..self }
+        Self {
+            source: ClientHeader::Forwarded,
+            ..self
+        }
     }
 
     /// Reads a header with a single address, such as `x-real-ip` or `cf-connecting-ip`.
@@ -232,7 +242,10 @@ impl ClientIp {
     /// # Ok::<(), tower_sluice::key::NetworkError>(())
     /// ```
     pub fn header(self, name: HeaderName) -> Self {
-        Self { source: ClientHeader::Single(name), ..self }
+        Self {
+            source: ClientHeader::Single(name),
+            ..self
+        }
     }
 
     /// Sets the number of leading bits of an IPv4 address in the key. Defaults to 32.
@@ -242,7 +255,10 @@ impl ClientIp {
     /// Panics if `bits` is outside 1 to 32.
     #[track_caller]
     pub fn ipv4_prefix(self, bits: u8) -> Self {
-        Self { ipv4_mask: ipv4_mask(bits), ..self }
+        Self {
+            ipv4_mask: ipv4_mask(bits),
+            ..self
+        }
     }
 
     /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
@@ -252,7 +268,10 @@ impl ClientIp {
     /// Panics if `bits` is outside 1 to 128.
     #[track_caller]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
-        Self { ipv6_mask: ipv6_mask(bits), ..self }
+        Self {
+            ipv6_mask: ipv6_mask(bits),
+            ..self
+        }
     }
 
     /// Sets the policy for a request with an unreadable header.
@@ -295,7 +314,10 @@ impl ClientIp {
     #[track_caller]
     pub fn reject_without_header(self, status: StatusCode) -> Self {
         check_status("reject_without_header", status);
-        Self { without_header: Some(status), ..self }
+        Self {
+            without_header: Some(status),
+            ..self
+        }
     }
 
     /// Returns the whole address of the client, for logs and lists.
@@ -324,7 +346,10 @@ impl ClientIp {
             Trusted::Networks(networks) => {
                 let peer = peer(head)?;
                 if !networks.contain(peer) {
-                    return Ok(Client { is_peer: true, ..Client::confirmed(peer) });
+                    return Ok(Client {
+                        is_peer: true,
+                        ..Client::confirmed(peer)
+                    });
                 }
                 let mut leftmost = None;
                 for address in addresses {
@@ -337,7 +362,11 @@ impl ClientIp {
                 match leftmost {
                     Some(proxy) => {
                         self.log_no_client(proxy);
-                        Ok(Client { address: proxy, is_confirmed: false, is_peer: false })
+                        Ok(Client {
+                            address: proxy,
+                            is_confirmed: false,
+                            is_peer: false,
+                        })
                     }
                     None => self.count_as(peer),
                 }
@@ -348,7 +377,10 @@ impl ClientIp {
                 let hops = if single { 1 } else { usize::from(*hops) };
                 let mut nearer = addresses.by_ref().take(hops - 1);
                 nearer.try_for_each(|address| address.map(drop))?;
-                addresses.next().unwrap_or(Err(UnknownClient::Missing)).map(Client::confirmed)
+                addresses
+                    .next()
+                    .unwrap_or(Err(UnknownClient::Missing))
+                    .map(Client::confirmed)
             }
             Trusted::AnyPeer => {
                 let mut leftmost = None;
@@ -367,7 +399,11 @@ impl ClientIp {
     fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
-            None => Ok(Client { address: peer, is_confirmed: false, is_peer: false }),
+            None => Ok(Client {
+                address: peer,
+                is_confirmed: false,
+                is_peer: false,
+            }),
             Some(status) => Err(UnknownClient::WithoutHeader(status)),
         }
     }
@@ -421,10 +457,15 @@ impl KeyExtractor for ClientIp {
             Ok(client) => {
                 if client.is_confirmed {
                     let source = self.address_source();
-                    self.check.record(client.address, client.is_peer, source, head.headers);
+                    self.check
+                        .record(client.address, client.is_peer, source, head.headers);
                 }
                 let key = masked(client.address, self.ipv4_mask, self.ipv6_mask);
-                Ok(Some(if client.is_confirmed { key } else { key.of_proxy() }))
+                Ok(Some(if client.is_confirmed {
+                    key
+                } else {
+                    key.of_proxy()
+                }))
             }
             Err(UnknownClient::Unreadable(_)) if self.unreadable == Unreadable::Share => {
                 Ok(Some(Key::unidentified()))

@@ -113,7 +113,10 @@ pub struct DenyCache<S> {
 
 impl<S> DenyCache<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, table: Arc::new(HotKeys::new(CAPACITY, super::MAX_AGE)) }
+        Self {
+            inner,
+            table: Arc::new(HotKeys::new(CAPACITY, super::MAX_AGE)),
+        }
     }
 
     /// Sets the longest time for which a denial is repeated. Defaults to 1 s.
@@ -125,7 +128,10 @@ impl<S> DenyCache<S> {
     /// Panics if `time` is zero or more than one minute.
     #[track_caller]
     pub fn max_age(self, time: Duration) -> Self {
-        Self { table: Arc::new(HotKeys::new(self.table.capacity(), time)), ..self }
+        Self {
+            table: Arc::new(HotKeys::new(self.table.capacity(), time)),
+            ..self
+        }
     }
 
     /// Sets the maximum number of cached denials. Defaults to 65 536.
@@ -140,7 +146,10 @@ impl<S> DenyCache<S> {
     #[track_caller]
     pub fn capacity(self, denials: usize) -> Self {
         let max_age = Duration::from_nanos(self.table.max_age);
-        Self { table: Arc::new(HotKeys::new(denials, max_age)), ..self }
+        Self {
+            table: Arc::new(HotKeys::new(denials, max_age)),
+            ..self
+        }
     }
 }
 
@@ -162,7 +171,9 @@ impl<S: Store + 'static> Store for DenyCache<S> {
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() || taken.cause() != Cause::Known {
             self.inner.undo(charges, taken, units);
-            charges.iter().for_each(|charge| self.table.forget(self.table.tag(charge)));
+            charges
+                .iter()
+                .for_each(|charge| self.table.forget(self.table.tag(charge)));
         }
     }
 
@@ -213,7 +224,12 @@ impl DenyCacheCall {
             changes: 0,
         });
         let accounts = accounts.collect();
-        Self { at: table.now(), table, is_change: false, accounts }
+        Self {
+            at: table.now(),
+            table,
+            is_change: false,
+            accounts,
+        }
     }
 
     /// Returns the cached denial of a call, if any.
@@ -228,11 +244,21 @@ impl DenyCacheCall {
                 continue;
             }
             let mut own = entries.of(account.key);
-            let Some(denial) = own.find(|denial| denial.covers(charge, self.at)) else { continue };
+            let Some(denial) = own.find(|denial| denial.covers(charge, self.at)) else {
+                continue;
+            };
             let outcomes: SmallVec<_> = denial.outcomes_for(charge, self.at).collect();
             let wait = outcomes.iter().map(Outcome::retry_ns).max();
-            let known = KnownDenial { index, blocked: denial.blocked, wait, outcomes };
-            if longest.as_ref().is_none_or(|longest| longest.is_shorter(&known)) {
+            let known = KnownDenial {
+                index,
+                blocked: denial.blocked,
+                wait,
+                outcomes,
+            };
+            if longest
+                .as_ref()
+                .is_none_or(|longest| longest.is_shorter(&known))
+            {
                 longest = Some(known);
             }
         }
@@ -255,7 +281,9 @@ impl DenyCacheCall {
         let is_denial = !decision.is_allowed() && decision.cause().is_cacheable();
         for account in self.accounts.iter().filter(|account| account.need > 0) {
             let denies = is_denial && account.cacheable;
-            let denial = denies.then(|| CachedDenial::new(self, account, decision)).flatten();
+            let denial = denies
+                .then(|| CachedDenial::new(self, account, decision))
+                .flatten();
             let Some(denial) = denial else {
                 // A store with several servers may have charged the account for a short time.
                 if decision.is_allowed() || self.accounts.len() > 1 {
@@ -265,7 +293,9 @@ impl DenyCacheCall {
             };
             let mut entries = self.table.lock(account.key);
             if self.table.changes(&[account.key.tag]) == account.changes {
-                entries.list.retain(|(key, old)| *key != account.key || old.need != denial.need);
+                entries
+                    .list
+                    .retain(|(key, old)| *key != account.key || old.need != denial.need);
                 entries.add(account.key, denial, |old| Some(old.until));
             }
         }
@@ -302,14 +332,20 @@ impl KnownDenial {
                 charge.add_unknown(&mut decision);
             }
         }
-        if self.blocked { decision.with_blocked() } else { decision }
+        if self.blocked {
+            decision.with_blocked()
+        } else {
+            decision
+        }
     }
 }
 
 impl Drop for DenyCacheCall {
     fn drop(&mut self) {
         if self.is_change {
-            self.accounts.iter().for_each(|account| self.table.forget(account.key.tag));
+            self.accounts
+                .iter()
+                .for_each(|account| self.table.forget(account.key.tag));
         }
     }
 }
@@ -318,7 +354,11 @@ impl HotKeys<CachedDenial> {
     /// Removes the denials of an account. Answers to calls in flight are not cached.
     fn forget(&self, tag: u64) {
         self.count_change(tag);
-        self.set(tag).entries.lock().list.retain(|(key, _)| key.tag != tag);
+        self.set(tag)
+            .entries
+            .lock()
+            .list
+            .retain(|(key, _)| key.tag != tag);
     }
 }
 
@@ -337,9 +377,15 @@ struct CachedDenial {
 impl CachedDenial {
     /// Creates an entry, or returns `None` if the account did not deny the call.
     fn new(call: &DenyCacheCall, account: &CalledAccount, denial: &Decision) -> Option<Self> {
-        let own = denial.outcomes().iter().filter(|outcome| outcome.rule() == account.rule);
-        let retry =
-            own.clone().filter(|outcome| outcome.is_denied()).map(Outcome::retry_ns).max()?;
+        let own = denial
+            .outcomes()
+            .iter()
+            .filter(|outcome| outcome.rule() == account.rule);
+        let retry = own
+            .clone()
+            .filter(|outcome| outcome.is_denied())
+            .map(Outcome::retry_ns)
+            .max()?;
         // With `initial`, the store may create the account again during a denial without end.
         if retry == NEVER && account.has_initial {
             return None;
@@ -357,7 +403,9 @@ impl CachedDenial {
     }
 
     fn is_refilling(&self) -> bool {
-        self.outcomes.iter().all(|outcome| outcome.interval().is_some())
+        self.outcomes
+            .iter()
+            .all(|outcome| outcome.interval().is_some())
     }
 
     /// Returns `true` if the charge is denied for longer than the caller may queue.
@@ -376,7 +424,11 @@ impl CachedDenial {
         let same = self.blocked || charge.demand().need() == self.need;
         self.outcomes.iter().map(move |outcome| {
             let outcome = outcome.aged(now.saturating_sub(self.answered_at));
-            if same { outcome } else { for_cost_of(charge, &outcome) }
+            if same {
+                outcome
+            } else {
+                for_cost_of(charge, &outcome)
+            }
         })
     }
 }
@@ -388,7 +440,11 @@ mod tests {
 
     #[test]
     fn sets_and_entries_are_no_larger_than_documented() {
-        assert!(size_of::<HotSet<CachedDenial>>() <= 48, "{}", size_of::<HotSet<CachedDenial>>());
+        assert!(
+            size_of::<HotSet<CachedDenial>>() <= 48,
+            "{}",
+            size_of::<HotSet<CachedDenial>>()
+        );
         assert!(
             size_of::<(HotKey, CachedDenial)>() <= 128,
             "{}",

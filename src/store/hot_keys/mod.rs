@@ -108,7 +108,10 @@ impl<T> HotKeys<T> {
         for charge in charges {
             charge.key.hash_with(charge.rule.hash64(), &mut tag);
             charge.key.hash_with(!charge.rule.hash64(), &mut accounts);
-            charge.quotas.iter().for_each(|quota| quota.address().hash(&mut accounts));
+            charge
+                .quotas
+                .iter()
+                .for_each(|quota| quota.address().hash(&mut accounts));
             charge.quotas.hash(&mut limits);
         }
         HotKey {
@@ -134,16 +137,24 @@ impl<T> HotKeys<T> {
     /// Locks the set of a key. Drops entries of its accounts under other limits.
     fn lock(&self, key: HotKey) -> MutexGuard<'_, HotEntries<T>> {
         let mut entries = self.set(key.tag).entries.lock();
-        if entries.list.iter().any(|(other, _)| other.has_other_limits(key)) {
+        if entries
+            .list
+            .iter()
+            .any(|(other, _)| other.has_other_limits(key))
+        {
             self.count_change(key.tag);
-            entries.list.retain(|(other, _)| !other.has_other_limits(key));
+            entries
+                .list
+                .retain(|(other, _)| !other.has_other_limits(key));
         }
         entries
     }
 
     /// Returns the number of changes of some accounts, and of others.
     fn changes(&self, tags: &[u64]) -> u64 {
-        tags.iter().map(|tag| self.set(*tag).changes.load(Acquire)).sum()
+        tags.iter()
+            .map(|tag| self.set(*tag).changes.load(Acquire))
+            .sum()
     }
 
     /// Counts a change of an account, so that earlier answers of the store are not kept.
@@ -166,7 +177,10 @@ fn high_half(hash: u64) -> u32 {
 impl<T> HotEntries<T> {
     /// Returns the values of a key.
     fn of(&mut self, key: HotKey) -> impl Iterator<Item = &mut T> {
-        self.list.iter_mut().filter(move |(known, _)| *known == key).map(|(_, value)| value)
+        self.list
+            .iter_mut()
+            .filter(move |(known, _)| *known == key)
+            .map(|(_, value)| value)
     }
 
     /// Adds an entry. A full set replaces the entry with the lowest rank, if any has a rank.
@@ -174,7 +188,10 @@ impl<T> HotEntries<T> {
         if self.list.len() < WAYS {
             return self.list.push((key, value));
         }
-        let ranked = self.list.iter_mut().filter_map(|old| Some((rank(&old.1)?, old)));
+        let ranked = self
+            .list
+            .iter_mut()
+            .filter_map(|old| Some((rank(&old.1)?, old)));
         if let Some((_, first)) = ranked.min_by_key(|(rank, _)| *rank) {
             *first = (key, value);
         }
@@ -183,14 +200,21 @@ impl<T> HotEntries<T> {
 
 /// Returns an outcome of `charge` for its own cost, from the outcome for another cost.
 pub(crate) fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
-    let demand = Demand { max_wait: 0, ..charge.demand() };
+    let demand = Demand {
+        max_wait: 0,
+        ..charge.demand()
+    };
     let quota = charge.quotas.get(outcome.quota_index());
     if let (Some(quota), Some(_)) = (quota.filter(|quota| quota.is_gcra()), outcome.interval()) {
         let snapshot = gcra::look(outcome.reset_ns(), quota, 0, demand).snapshot;
         return Outcome::with(outcome.rule(), outcome.quota_index(), snapshot);
     }
     let fits = outcome.is_known() && demand.need() <= outcome.remaining().into();
-    if fits { outcome.with_retry_after(Some(Duration::ZERO)) } else { *outcome }
+    if fits {
+        outcome.with_retry_after(Some(Duration::ZERO))
+    } else {
+        *outcome
+    }
 }
 
 /// Returns `true` for a charge of units under all quotas of its rule.

@@ -45,10 +45,15 @@ pub(super) struct Accounts<'a> {
 impl<'a> Accounts<'a> {
     /// Adds an account. Charges of the same account become one charge with the sum of their costs.
     pub(super) fn add(&mut self, account: Account<'a>) {
-        let known = self.distinct.iter().position(|known| known.at.id == account.at.id);
+        let known = self
+            .distinct
+            .iter()
+            .position(|known| known.at.id == account.at.id);
         let index = known.unwrap_or(self.distinct.len());
         self.order.push(u16::try_from(index).unwrap_or(u16::MAX));
-        let Some(known) = self.distinct.get_mut(index) else { return self.distinct.push(account) };
+        let Some(known) = self.distinct.get_mut(index) else {
+            return self.distinct.push(account);
+        };
         known.demand.cost = known.demand.cost.saturating_add(account.demand.cost);
         known.demand.headroom = known.demand.headroom.max(account.demand.headroom);
         known.demand.max_wait = known.demand.max_wait.min(account.demand.max_wait);
@@ -64,39 +69,63 @@ impl<'a> Accounts<'a> {
         if account.demand.cost == 0 || !account.report_only {
             return account.demand.cost > 0;
         }
-        let mut of_rule = self.distinct.iter().filter(|other| other.at.rule == account.at.rule);
+        let mut of_rule = self
+            .distinct
+            .iter()
+            .filter(|other| other.at.rule == account.at.rule);
         of_rule.all(|other| other.evaluation.allowed)
     }
 
     /// Returns the accounts that count held slots.
     pub(super) fn slots(&self) -> impl Iterator<Item = &Account<'a>> + Clone {
-        self.distinct.iter().filter(|account| account.quota.is_concurrent())
+        self.distinct
+            .iter()
+            .filter(|account| account.quota.is_concurrent())
     }
 
     /// Returns the index of the first outcome of the account at `index`.
     pub(super) fn first_outcome(&self, index: usize) -> Option<usize> {
-        self.order.iter().position(|account| usize::from(*account) == index)
+        self.order
+            .iter()
+            .position(|account| usize::from(*account) == index)
     }
 
     /// Returns `true` if the evaluated demands are allowed.
     #[inline]
     pub(super) fn are_allowed(&self) -> bool {
-        self.distinct.iter().all(|account| account.evaluation.allowed || account.report_only)
+        self.distinct
+            .iter()
+            .all(|account| account.evaluation.allowed || account.report_only)
     }
 
     /// Returns the longest wait of the denied demands.
     pub(super) fn retry_ns(&self) -> u64 {
         let deciding = self.distinct.iter().filter(|account| !account.report_only);
-        deciding.map(|account| account.evaluation.snapshot.retry_ns()).max().unwrap_or(NEVER)
+        deciding
+            .map(|account| account.evaluation.snapshot.retry_ns())
+            .max()
+            .unwrap_or(NEVER)
     }
 
     /// Adds the evaluated demands to a decision, which was made at `now`.
     #[inline]
     pub(super) fn report(&self, now: u64, decision: &mut Decision) {
         let all = self.order.iter().map(|index| {
-            let Account { at, report_only, evaluation, .. } = &self.distinct[usize::from(*index)];
-            let Located { rule, quota_index, .. } = *at;
-            Evaluated { rule, quota_index, report_only: *report_only, evaluation }
+            let Account {
+                at,
+                report_only,
+                evaluation,
+                ..
+            } = &self.distinct[usize::from(*index)];
+            let Located {
+                rule, quota_index, ..
+            } = *at;
+            Evaluated {
+                rule,
+                quota_index,
+                report_only: *report_only,
+                evaluation,
+            }
         });
         report(all, now, decision);
     }
@@ -131,9 +160,17 @@ pub(super) fn report<'a>(
     decision.charged_at = now;
     decision.overage = allowed && overage;
     decision.wait = if allowed { wait } else { 0 };
-    for Evaluated { rule, quota_index, report_only, evaluation } in all {
+    for Evaluated {
+        rule,
+        quota_index,
+        report_only,
+        evaluation,
+    } in all
+    {
         let outcome = Outcome::with(rule, quota_index, evaluation.snapshot);
-        decision.outcomes.push(outcome.with_report_only(report_only));
+        decision
+            .outcomes
+            .push(outcome.with_report_only(report_only));
     }
 }
 

@@ -65,7 +65,9 @@ impl Ledger {
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
         let now = locked.now;
         for index in 0..accounts.distinct.len() {
-            let first = accounts.first_outcome(index).and_then(|at| decided.outcomes().get(at));
+            let first = accounts
+                .first_outcome(index)
+                .and_then(|at| decided.outcomes().get(at));
             let account = &mut accounts.distinct[index];
             // Slots are freed with the decision.
             let is_rate = !account.quota.is_concurrent();
@@ -89,14 +91,20 @@ impl Ledger {
         let mut accounts = self.accounts(&[charge.with_cost(0)]);
         // Slots are neither charged late nor refunded. They are read first, because a decision locks
         // them before the shared accounts.
-        for account in accounts.distinct.iter_mut().filter(|account| account.quota.is_concurrent())
+        for account in accounts
+            .distinct
+            .iter_mut()
+            .filter(|account| account.quota.is_concurrent())
         {
             let held = self.held.shard(account.at.id).lock().held(account.at.id);
             let slots = concurrent::look(held, account.quota, account.demand);
             account.evaluation.snapshot = slots.snapshot;
         }
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
-        for account in accounts.distinct.iter_mut().filter(|account| !account.quota.is_concurrent())
+        for account in accounts
+            .distinct
+            .iter_mut()
+            .filter(|account| !account.quota.is_concurrent())
         {
             account.evaluation.snapshot = change(account, &mut locked);
         }
@@ -111,5 +119,9 @@ fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_>) -> Snapshot 
     let quota = account.quota;
     let demand = account.demand;
     let now = locked.now;
-    locked.look(&account.at, |state| algorithm::look(state, quota, now, demand)).snapshot
+    locked
+        .look(&account.at, |state| {
+            algorithm::look(state, quota, now, demand)
+        })
+        .snapshot
 }

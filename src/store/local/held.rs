@@ -45,7 +45,11 @@ impl HeldSlots {
     /// Creates a table with room for about `keys` keys with held slots.
     pub(super) fn new(keys: usize) -> Self {
         let shards = (keys / KEPT_ENTRIES).clamp(1, SHARDS);
-        Self { capacity: keys.div_ceil(shards), shards, all: OnceLock::new() }
+        Self {
+            capacity: keys.div_ceil(shards),
+            shards,
+            all: OnceLock::new(),
+        }
     }
 
     /// Returns the index of the shard of `id`.
@@ -57,9 +61,11 @@ impl HeldSlots {
 
     #[inline]
     fn at(&self, index: usize) -> &Arc<Shard> {
-        let all = self
-            .all
-            .get_or_init(|| (0..self.shards).map(|_| HeldKeys::shard(self.capacity)).collect());
+        let all = self.all.get_or_init(|| {
+            (0..self.shards)
+                .map(|_| HeldKeys::shard(self.capacity))
+                .collect()
+        });
         &all[index]
     }
 
@@ -87,7 +93,11 @@ impl HeldSlots {
         let mut next = ids.clone().map(|id| self.index(id)).min();
         while let Some(index) = next {
             locked.shards.push((index, self.at(index).lock()));
-            next = ids.clone().map(|id| self.index(id)).filter(|other| *other > index).min();
+            next = ids
+                .clone()
+                .map(|id| self.index(id))
+                .filter(|other| *other > index)
+                .min();
         }
         if let Some(waiter) = waiter {
             locked.left = waiter.take_place(|_| true);
@@ -138,7 +148,10 @@ impl<'a> LockedSlots<'a> {
     #[inline]
     pub(super) fn get(&mut self, id: u64) -> Option<&mut HeldKeys> {
         let index = self.table.index(id);
-        self.shards.iter_mut().find(|(locked, _)| *locked == index).map(|(_, keys)| &mut **keys)
+        self.shards
+            .iter_mut()
+            .find(|(locked, _)| *locked == index)
+            .map(|(_, keys)| &mut **keys)
     }
 
     /// Removes the request from the queue that it has left. Returns its call.
@@ -151,9 +164,13 @@ impl<'a> LockedSlots<'a> {
     pub(super) fn join(&mut self, id: u64, headroom: u32, limit: u64, max_wait: u64) {
         let Some(waiter) = self.waiter else { return };
         let shard = self.table.shard(id).clone();
-        let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else { return };
+        let Some(entry) = self.get(id).and_then(|keys| keys.entries.get_mut(&id)) else {
+            return;
+        };
         let rank = Rank::new(Some(waiter), headroom);
-        let call = waiter.wait(id, Duration::from_nanos(max_wait), move || leave(&shard, id, rank));
+        let call = waiter.wait(id, Duration::from_nanos(max_wait), move || {
+            leave(&shard, id, rank)
+        });
         let queue = entry.queue.get_or_insert_default();
         queue.limit = limit;
         let _ = queue.waiting.insert(rank, Some(call));
@@ -237,7 +254,12 @@ impl HeldEntry {
 
 impl HeldKeys {
     pub(super) fn shard(capacity: usize) -> Arc<Shard> {
-        Arc::new(Mutex::new(Self { capacity, epoch: 0, kept: 0, entries: HashMap::default() }))
+        Arc::new(Mutex::new(Self {
+            capacity,
+            epoch: 0,
+            kept: 0,
+            entries: HashMap::default(),
+        }))
     }
 
     /// Returns the held slots of the account, and `true` if no other request waits before a request
@@ -250,7 +272,10 @@ impl HeldKeys {
             }
             return (self.entries.len() < self.capacity).then_some((0, true));
         };
-        Some((*held, !queue.as_ref().is_some_and(|queue| queue.is_before(rank))))
+        Some((
+            *held,
+            !queue.as_ref().is_some_and(|queue| queue.is_before(rank)),
+        ))
     }
 
     /// Adds held slots if at most `most` are held, and if no request waits that comes before one with
@@ -265,10 +290,17 @@ impl HeldKeys {
     ) -> Option<(u64, u64)> {
         let rank = Rank::new(None, headroom);
         let Some(entry) = self.entries.get_mut(&id) else {
-            return self.room(id, rank).map(|(held, _)| (held, self.hold(id, units)));
+            return self
+                .room(id, rank)
+                .map(|(held, _)| (held, self.hold(id, units)));
         };
         let held = entry.held;
-        if held > most || entry.queue.as_ref().is_some_and(|queue| queue.is_before(rank)) {
+        if held > most
+            || entry
+                .queue
+                .as_ref()
+                .is_some_and(|queue| queue.is_before(rank))
+        {
             return None;
         }
         entry.held += units;
@@ -285,7 +317,12 @@ impl HeldKeys {
         let Self { epoch, entries, .. } = self;
         let entry = entries.entry(id).or_insert_with(|| {
             *epoch += 1;
-            HeldEntry { held: 0, epoch: *epoch, exhaustion: None, queue: None }
+            HeldEntry {
+                held: 0,
+                epoch: *epoch,
+                exhaustion: None,
+                queue: None,
+            }
         });
         entry.held = entry.held.saturating_add(units);
         entry.epoch
@@ -294,7 +331,10 @@ impl HeldKeys {
     /// Frees slots. Returns the call for the next request that waits, if it fits.
     #[inline]
     fn free(&mut self, id: u64, epoch: u64, units: u64) -> Option<Call> {
-        let entry = self.entries.get_mut(&id).filter(|entry| entry.epoch == epoch)?;
+        let entry = self
+            .entries
+            .get_mut(&id)
+            .filter(|entry| entry.epoch == epoch)?;
         entry.held = entry.held.saturating_sub(units);
         if let Some(exhaustion) = &mut entry.exhaustion {
             exhaustion.freed += units;
@@ -353,9 +393,18 @@ impl HeldKeys {
 
     /// Records a denial.
     pub(super) fn deny(&mut self, id: u64, now: u64) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
         let held = entry.held;
-        entry.exhaustion.get_or_insert(Exhaustion { since: now, freed: 0, held }).held = held;
+        entry
+            .exhaustion
+            .get_or_insert(Exhaustion {
+                since: now,
+                freed: 0,
+                held,
+            })
+            .held = held;
     }
 
     /// Returns the time in which `missing` slots are probably freed.
@@ -364,12 +413,25 @@ impl HeldKeys {
     /// limit. Without a freed slot, the time since the first denial is a lower bound. A stream of a
     /// day would make it a day, so it is at most a minute.
     pub(super) fn estimated_wait(&self, id: u64, missing: u64, now: u64) -> u64 {
-        let Some(entry) = self.entries.get(&id) else { return 0 };
-        let Some(exhaustion) = entry.exhaustion else { return 0 };
+        let Some(entry) = self.entries.get(&id) else {
+            return 0;
+        };
+        let Some(exhaustion) = entry.exhaustion else {
+            return 0;
+        };
         let elapsed = now.saturating_sub(exhaustion.since);
-        let waiting = entry.queue.as_ref().map_or(0, |queue| queue.waiting.len() as u64);
-        let most = if exhaustion.freed == 0 { MAX_GUESS } else { u64::MAX };
-        (elapsed / exhaustion.freed.max(1)).saturating_mul(missing + waiting).min(most)
+        let waiting = entry
+            .queue
+            .as_ref()
+            .map_or(0, |queue| queue.waiting.len() as u64);
+        let most = if exhaustion.freed == 0 {
+            MAX_GUESS
+        } else {
+            u64::MAX
+        };
+        (elapsed / exhaustion.freed.max(1))
+            .saturating_mul(missing + waiting)
+            .min(most)
     }
 }
 

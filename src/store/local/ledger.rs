@@ -179,11 +179,16 @@ impl Ledger {
             if evaluations[at].allowed {
                 let PlainQuota { charge, quota, .. } = all[at];
                 // The waits of a denial are those of callers that do not queue.
-                let demand = Demand { max_wait: 0, ..charge.demand() };
+                let demand = Demand {
+                    max_wait: 0,
+                    ..charge.demand()
+                };
                 evaluations[at] = gcra::look(old[at], quota, now, demand);
             }
         }
-        self.later(charges, now, retry_ns).is_none().then_some(evaluations)
+        self.later(charges, now, retry_ns)
+            .is_none()
+            .then_some(evaluations)
     }
 
     /// Takes the slots of a rule, which may also have a plain rate, if all are free. Returns `None` for
@@ -209,7 +214,9 @@ impl Ledger {
         let Some(rate) = rate else {
             return slots::take(self.held.shard(id), id, rule, quota, demand, decision);
         };
-        let (old, locked) = self.table.lock_instants([quota_id(key, rate.address())], now)?;
+        let (old, locked) = self
+            .table
+            .lock_instants([quota_id(key, rate.address())], now)?;
         let (tat, by) = gcra::take(old[0], rate, now, demand);
         if !by.allowed {
             return None;
@@ -246,7 +253,10 @@ impl Ledger {
     fn hold(&self, charge: &Charge<'_>) -> Decision {
         let mut decision = Decision::new(true, 0);
         let key = self.key_id(charge);
-        for (index, quota) in charge.charged_quotas().filter(|(_, quota)| quota.is_concurrent()) {
+        for (index, quota) in charge
+            .charged_quotas()
+            .filter(|(_, quota)| quota.is_concurrent())
+        {
             let address = QuotaAddress::at(charge.quotas, index);
             let id = quota_id(key, address);
             let cost = charge.cost;
@@ -267,7 +277,11 @@ impl Ledger {
             return None;
         }
         let later = self.clock.now();
-        let max_wait = charges.iter().map(|charge| charge.demand().max_wait).max().unwrap_or(0);
+        let max_wait = charges
+            .iter()
+            .map(|charge| charge.demand().max_wait)
+            .max()
+            .unwrap_or(0);
         let elapsed = later.saturating_sub(now);
         // The denial stands for `retry_ns`, or for `max_wait` less if the charge may queue.
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
@@ -305,7 +319,11 @@ impl Ledger {
             waiter.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
         }
         let rates = self.table.lock(&mut accounts.distinct, now);
-        let mut locked = Locked { rates, slots: None, peeks };
+        let mut locked = Locked {
+            rates,
+            slots: None,
+            peeks,
+        };
         if accounts.has_slots {
             let ids = accounts.slots().map(|account| account.at.id);
             locked.slots = Some(self.held.lock(&ids, waiter));
@@ -371,18 +389,23 @@ impl Ledger {
     /// Denies the charges if a key is blocked.
     #[cold]
     fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
-        let Some(blocks) = self.blocks.get() else { return false };
+        let Some(blocks) = self.blocks.get() else {
+            return false;
+        };
         let now = self.clock.now();
         let deciding = charges.iter().filter(|charge| charge.may_deny());
         let left = deciding.map(|charge| (charge, blocks.left(self.key_id(charge), now)));
-        let Some((charge, left)) =
-            left.max_by_key(|(_, left)| *left).filter(|longest| longest.1 > 0)
+        let Some((charge, left)) = left
+            .max_by_key(|(_, left)| *left)
+            .filter(|longest| longest.1 > 0)
         else {
             return false;
         };
         let limit = charge.quotas.first().map_or(1, Quota::limit);
         let outcome = Outcome::block(charge.rule, limit, Duration::from_nanos(left));
-        *decision = Decision::new(false, now).with_blocked().with_outcome(outcome);
+        *decision = Decision::new(false, now)
+            .with_blocked()
+            .with_outcome(outcome);
         true
     }
 }
@@ -413,7 +436,13 @@ impl Ledger {
                 accounts.has_slots |= quota.is_concurrent();
                 let at = Located::new(id, rule, quota_index, address, quota.is_concurrent());
                 let evaluation = Evaluation::at_once(false);
-                accounts.add(Account { at, quota, demand, report_only, evaluation });
+                accounts.add(Account {
+                    at,
+                    quota,
+                    demand,
+                    report_only,
+                    evaluation,
+                });
             }
         }
     }
@@ -447,7 +476,11 @@ fn plain_rules<'c, const N: usize>(charges: &'c [Charge<'_>]) -> Option<[PlainQu
             return None;
         }
     }
-    Some(array::from_fn(|at| PlainQuota { charge: &all[at], quota: &all[at].quotas[0], index: 0 }))
+    Some(array::from_fn(|at| PlainQuota {
+        charge: &all[at],
+        quota: &all[at].quotas[0],
+        index: 0,
+    }))
 }
 
 /// Returns the quotas of one rule, if these are `N` plain GCRA quotas.
@@ -459,7 +492,11 @@ fn plain_quotas<'c, const N: usize>(charges: &'c [Charge<'_>]) -> Option<[PlainQ
     if charge.report_only || charge.quota_index.is_some() || !quotas.iter().all(is_plain) {
         return None;
     }
-    Some(array::from_fn(|index| PlainQuota { charge, quota: &quotas[index], index }))
+    Some(array::from_fn(|index| PlainQuota {
+        charge,
+        quota: &quotas[index],
+        index,
+    }))
 }
 
 /// Returns `true` if one instant is the whole state of an account.
@@ -476,12 +513,15 @@ fn plain_decision<const N: usize>(
     now: u64,
 ) -> Decision {
     let mut decision = Decision::new(true, now);
-    let all = quotas.iter().zip(evaluations).map(|(plain, evaluation)| Evaluated {
-        rule: plain.charge.rule,
-        quota_index: plain.index,
-        report_only: plain.charge.report_only,
-        evaluation,
-    });
+    let all = quotas
+        .iter()
+        .zip(evaluations)
+        .map(|(plain, evaluation)| Evaluated {
+            rule: plain.charge.rule,
+            quota_index: plain.index,
+            report_only: plain.charge.report_only,
+            evaluation,
+        });
     report(all, now, &mut decision);
     decision
 }
@@ -510,7 +550,9 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     {
         return slots::look(account, slots);
     }
-    let Account { at, quota, demand, .. } = account;
+    let Account {
+        at, quota, demand, ..
+    } = account;
     let now = locked.rates.now;
     let mut others = 0;
     if is_plain(quota)
@@ -524,8 +566,10 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
         {
             return Evaluation::denied(retry_ns);
         }
-        let same =
-            all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(&account.at));
+        let same = all
+            .iter()
+            .enumerate()
+            .filter(|(i, other)| *i != index && other.at.shares(&account.at));
         others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
     }
     locked.rates.look(at, |state| {
@@ -567,23 +611,30 @@ fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut D
             *instant = new.unwrap_or(*instant);
             account.evaluation = evaluation;
         } else {
-            account.evaluation = locked
-                .rates
-                .update(&mut account.at, quota, |state| algorithm::take(state, quota, now, demand));
+            account.evaluation = locked.rates.update(&mut account.at, quota, |state| {
+                algorithm::take(state, quota, now, demand)
+            });
         }
     }
 }
 
 /// Returns the evaluation of an account after its charge, and changes nothing.
 fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
-    let Account { at, quota, mut evaluation, .. } = all[index];
+    let Account {
+        at,
+        quota,
+        mut evaluation,
+        ..
+    } = all[index];
     let demand = all[index].demand;
     if quota.is_concurrent() {
         slots::add_held(&mut evaluation, demand.cost);
         return evaluation;
     }
     let now = locked.rates.now;
-    let shared = all[..index].iter().filter(|other| other.at.shares(&all[index].at));
+    let shared = all[..index]
+        .iter()
+        .filter(|other| other.at.shares(&all[index].at));
     let earlier = shared.map(|other| i64::from(other.demand.cost)).sum();
     locked.rates.look(&at, |state| {
         let mut after = state.cloned();
@@ -609,7 +660,10 @@ fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce
         }
     }
     if !locked.peeks && accounts.retry_ns() != NEVER {
-        accounts.distinct.iter_mut().for_each(|account| open(account, &mut locked.rates));
+        accounts
+            .distinct
+            .iter_mut()
+            .for_each(|account| open(account, &mut locked.rates));
     }
 }
 
@@ -621,7 +675,9 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
     let now = locked.now;
     // A new key may have been denied because its quota cannot have a shared account.
     if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
-        locked.update(&mut account.at, quota, |state| algorithm::open(state, quota, now, demand));
+        locked.update(&mut account.at, quota, |state| {
+            algorithm::open(state, quota, now, demand)
+        });
     }
 }
 
@@ -657,16 +713,22 @@ mod tests {
     /// their set have expired by then.
     #[test]
     fn clients_that_return_keep_their_slots() {
-        for algorithm in EXAMPLES.into_iter().filter(|algorithm| !algorithm.is_paced()) {
+        for algorithm in EXAMPLES
+            .into_iter()
+            .filter(|algorithm| !algorithm.is_paced())
+        {
             let (clock, mock) = Clock::driven();
             mock.increment(10 * SECOND);
-            let (ledger, quotas) =
-                (Ledger::new(clock, 1), [Quota::per_second(1).with_algorithm(algorithm)]);
+            let (ledger, quotas) = (
+                Ledger::new(clock, 1),
+                [Quota::per_second(1).with_algorithm(algorithm)],
+            );
             let take = |key: u32| {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
                 assert!(
-                    ledger.take(&[charge], &Context::default(), |decision| decision.is_allowed()),
+                    ledger.take(&[charge], &Context::default(), |decision| decision
+                        .is_allowed()),
                     "{algorithm:?}"
                 );
             };
@@ -697,9 +759,14 @@ mod tests {
     fn an_older_reading_of_the_clock_does_not_cause_a_denial() {
         let (one, two) = (Key::from("one"), Key::from("two"));
         let three = Quota::per_hour(3);
-        for algorithm in EXAMPLES.into_iter().filter(|algorithm| !algorithm.is_paced()) {
-            let quotas =
-                [three.with_algorithm(algorithm), Quota::per_day(3).with_algorithm(algorithm)];
+        for algorithm in EXAMPLES
+            .into_iter()
+            .filter(|algorithm| !algorithm.is_paced())
+        {
+            let quotas = [
+                three.with_algorithm(algorithm),
+                Quota::per_day(3).with_algorithm(algorithm),
+            ];
             let charge = |key, n: usize| Charge::new(RuleName::default(), key, &quotas[..n]);
             let of = [
                 vec![charge(&one, 1)],
@@ -715,7 +782,10 @@ mod tests {
                         || 10 * SECOND - behind,
                         |it| it,
                     );
-                    assert!(decision.is_allowed(), "{algorithm:?}, {behind}: {decision:?}");
+                    assert!(
+                        decision.is_allowed(),
+                        "{algorithm:?}, {behind}: {decision:?}"
+                    );
                 }
                 let denied =
                     ledger.take_at(&charges, &Context::default(), || 10 * SECOND - 9, |it| it);
@@ -733,7 +803,12 @@ mod tests {
         for behind in [0, 1, 5] {
             assert!(
                 ledger
-                    .take_at(&[charge], &Context::default(), || 10 * SECOND - behind, |it| it)
+                    .take_at(
+                        &[charge],
+                        &Context::default(),
+                        || 10 * SECOND - behind,
+                        |it| it
+                    )
                     .is_allowed(),
                 "{behind}"
             );
@@ -747,14 +822,24 @@ mod tests {
 
     #[test]
     fn a_refill_after_the_reading_of_the_clock_counts() {
-        let (key, quota) =
-            (Key::from("one"), Quota::per_second(1).with_algorithm(Algorithm::TokenBucket));
+        let (key, quota) = (
+            Key::from("one"),
+            Quota::per_second(1).with_algorithm(Algorithm::TokenBucket),
+        );
         let (quotas, (clock, mock)) = ([quota], Clock::driven());
         let charge = [Charge::new(RuleName::default(), &key, &quotas)];
         let ledger = Ledger::new(clock, 64);
-        assert!(ledger.take_at(&charge, &Context::default(), || 0, |it| it).is_allowed());
+        assert!(
+            ledger
+                .take_at(&charge, &Context::default(), || 0, |it| it)
+                .is_allowed()
+        );
         mock.increment(SECOND);
-        assert!(ledger.take_at(&charge, &Context::default(), || SECOND - 1, |it| it).is_allowed());
+        assert!(
+            ledger
+                .take_at(&charge, &Context::default(), || SECOND - 1, |it| it)
+                .is_allowed()
+        );
     }
 
     type Row = (u32, Duration, Duration);
@@ -771,8 +856,14 @@ mod tests {
     #[test]
     fn a_late_charge_and_its_undo_leave_each_account_as_it_was() {
         let (one, two) = (Key::from("one"), Key::from("two"));
-        for algorithm in EXAMPLES.into_iter().filter(|algorithm| !algorithm.is_paced()) {
-            let quotas = [Quota::per_second(10), Quota::per(20, Duration::from_secs(5))];
+        for algorithm in EXAMPLES
+            .into_iter()
+            .filter(|algorithm| !algorithm.is_paced())
+        {
+            let quotas = [
+                Quota::per_second(10),
+                Quota::per(20, Duration::from_secs(5)),
+            ];
             let quotas = quotas.map(|quota| quota.with_algorithm(algorithm));
             let charge = |key, n: usize| Charge::new(RuleName::default(), key, &quotas[..n]);
             let of = [
@@ -810,10 +901,15 @@ mod tests {
         const MILLIS: u64 = 1_000_000;
         let mut random = 1_u64;
         let mut below = |n: u64| {
-            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            random = random
+                .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                .wrapping_add(0x1405_7b7e_f767_814f);
             (random >> 33) % n
         };
-        for algorithm in EXAMPLES.into_iter().filter(|algorithm| !algorithm.is_paced()) {
+        for algorithm in EXAMPLES
+            .into_iter()
+            .filter(|algorithm| !algorithm.is_paced())
+        {
             let quota = match algorithm {
                 Algorithm::Gcra => Quota::per_second(1_000).with_burst(10),
                 _ => Quota::per(10, Duration::from_millis(10)).with_algorithm(algorithm),
@@ -829,7 +925,11 @@ mod tests {
                         for _ in 0..2_000 {
                             mock.increment(MILLIS);
                             for _ in 0..calls {
-                                let late = if below(100) < percent { 1 + below(most) } else { 0 };
+                                let late = if below(100) < percent {
+                                    1 + below(most)
+                                } else {
+                                    0
+                                };
                                 let now = ledger.clock.now() - late * MILLIS;
                                 passed += u32::from(ledger.take_at(
                                     &charge,

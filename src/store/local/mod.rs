@@ -176,7 +176,9 @@ impl LocalStore {
 
     #[track_caller]
     pub(crate) fn on(clock: Clock, keys: usize) -> Self {
-        Self { ledger: Arc::new(Ledger::new(clock, keys)) }
+        Self {
+            ledger: Arc::new(Ledger::new(clock, keys)),
+        }
     }
 
     /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.capacity`.
@@ -199,7 +201,9 @@ impl Store for LocalStore {
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(match op {
             Op::Take(charges) => {
-                return self.ledger.take(charges, context, |decision| Answer::Now(Ok(decision)));
+                return self
+                    .ledger
+                    .take(charges, context, |decision| Answer::Now(Ok(decision)));
             }
             Op::Peek(charges) => self.ledger.peek(charges, self.ledger.clock.now()),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units, context.followed),
@@ -232,12 +236,20 @@ impl Store for LocalStore {
     fn health(&self) -> BoxFuture<Health> {
         let store = self.clone();
         Box::pin(async move {
-            let Stats { slots, active, overflowed, .. } = store.stats();
+            let Stats {
+                slots,
+                active,
+                overflowed,
+                ..
+            } = store.stats();
             let over = match overflowed {
                 0 => String::new(),
                 n => format!("; {n} decisions over a shared account: increase the capacity"),
             };
-            Health::healthy("local", format!("{active} of {slots} accounts in use{over}"))
+            Health::healthy(
+                "local",
+                format!("{active} of {slots} accounts in use{over}"),
+            )
         })
     }
 }
@@ -258,7 +270,9 @@ impl fmt::Debug for LocalStore {
 /// The shared clock, created once because creating a clock can take microseconds.
 static SHARED: LazyLock<Clock> = LazyLock::new(|| {
     let ticks = quanta::Clock::new();
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let unix = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let unix = u64::try_from(unix.as_nanos()).unwrap_or(0);
     let epoch = unix.saturating_sub(ticks.delta_as_nanos(0, ticks.raw()));
     Clock { ticks, epoch }

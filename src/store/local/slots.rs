@@ -69,7 +69,13 @@ pub(super) fn hold(
     slots: &mut LockedSlots<'_>,
     decision: &mut Decision,
 ) {
-    let Account { at, quota, demand, evaluation, .. } = account;
+    let Account {
+        at,
+        quota,
+        demand,
+        evaluation,
+        ..
+    } = account;
     let shard = slots.table.shard(at.id);
     let Some(keys) = slots.get(at.id) else { return };
     add_held(evaluation, demand.cost);
@@ -91,7 +97,9 @@ pub(super) fn hold_of(shard: &Arc<Shard>, id: u64, epoch: u64, quota: &Quota, co
 #[inline]
 pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     if let Some(held) = evaluation.snapshot.held() {
-        evaluation.snapshot.set_held(held.saturating_add(cost.into()));
+        evaluation
+            .snapshot
+            .set_held(held.saturating_add(cost.into()));
     }
 }
 
@@ -109,7 +117,14 @@ pub(super) fn deny(
     now: u64,
     peeks: bool,
 ) {
-    for Account { at, quota, demand, evaluation, .. } in &mut *accounts {
+    for Account {
+        at,
+        quota,
+        demand,
+        evaluation,
+        ..
+    } in &mut *accounts
+    {
         if let Some(held) = evaluation.snapshot.held()
             && ![0, NEVER].contains(&evaluation.snapshot.retry_ns())
             && let Some(keys) = slots.get(at.id)
@@ -118,22 +133,33 @@ pub(super) fn deny(
                 keys.deny(at.id, now);
             }
             let missing = concurrent::missing(held, quota, *demand);
-            evaluation.snapshot.set_free_in(keys.estimated_wait(at.id, missing, now));
+            evaluation
+                .snapshot
+                .set_free_in(keys.estimated_wait(at.id, missing, now));
         }
     }
     if peeks {
         return;
     }
-    let mut denying =
-        accounts.iter().filter(|account| !account.report_only && !account.evaluation.allowed);
+    let mut denying = accounts
+        .iter()
+        .filter(|account| !account.report_only && !account.evaluation.allowed);
     if let Some(first) = denying.clone().next()
         && !slots.full
         && denying.all(may_wait)
     {
-        let Demand { headroom, max_wait, .. } = first.demand;
+        let Demand {
+            headroom, max_wait, ..
+        } = first.demand;
         slots.join(first.at.id, headroom, first.quota.raised_limit(), max_wait);
     }
-    for Account { at, quota, evaluation, .. } in accounts {
+    for Account {
+        at,
+        quota,
+        evaluation,
+        ..
+    } in accounts
+    {
         if evaluation.snapshot.held().is_some() {
             // A raised limit may have room for a request that waits.
             slots.call_next(at.id, quota.raised_limit());
@@ -158,7 +184,11 @@ mod tests {
         };
         assert_eq!(deny(1, 100), 0, "the first denial");
         assert_eq!(deny(1, 130), 30, "no slot was freed in 30 s");
-        assert_eq!((deny(3, 130), deny(1, 159)), (60, 59), "a guess is at most a minute");
+        assert_eq!(
+            (deny(3, 130), deny(1, 159)),
+            (60, 59),
+            "a guess is at most a minute"
+        );
         // One slot is freed and taken again every 12 s: a mean hold of 60 s, divided by 5.
         for _ in 0..5 {
             shard.free(7, epoch, 1);
@@ -172,12 +202,21 @@ mod tests {
     #[test]
     fn a_shard_returns_the_memory_of_a_flood() {
         let shard = HeldKeys::shard(10_000);
-        let all: Vec<_> = (1..=10_000).map(|id| (id, shard.lock().hold(id, 1))).collect();
+        let all: Vec<_> = (1..=10_000)
+            .map(|id| (id, shard.lock().hold(id, 1)))
+            .collect();
         let rank = Rank::new(None, 0);
         assert!(shard.lock().room(10_001, rank).is_none());
-        assert!(shard.lock().room(10_000, rank) == Some((1, true)), "it has an entry");
-        all.into_iter().for_each(|(id, epoch)| shard.free(id, epoch, 1));
+        assert!(
+            shard.lock().room(10_000, rank) == Some((1, true)),
+            "it has an entry"
+        );
+        all.into_iter()
+            .for_each(|(id, epoch)| shard.free(id, epoch, 1));
         let keys = shard.lock();
-        assert!(keys.entries.len() == 1 && keys.entries.capacity() <= 64, "the last key is kept");
+        assert!(
+            keys.entries.len() == 1 && keys.entries.capacity() <= 64,
+            "the last key is kept"
+        );
     }
 }

@@ -69,7 +69,15 @@ impl Located {
             true => (Place::Elsewhere, usize::MAX),
             false => (Place::Shared, 0),
         };
-        Self { id, rule, quota_index, address, set, lock: 0, place }
+        Self {
+            id,
+            rule,
+            quota_index,
+            address,
+            set,
+            lock: 0,
+            place,
+        }
     }
 
     /// Returns `true` if the key has an account of its own.
@@ -82,9 +90,15 @@ impl Located {
         matches!(self.place, Place::Room(_))
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "there are at most 2,048 groups")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "there are at most 2,048 groups"
+    )]
     fn shared_group(&self) -> SharedGroup {
-        SharedGroup { rule: self.rule, group: (self.set % SHARED_GROUPS) as u16 }
+        SharedGroup {
+            rule: self.rule,
+            group: (self.set % SHARED_GROUPS) as u16,
+        }
     }
 
     /// Returns `true` if both keys are new and share one account.
@@ -117,8 +131,14 @@ pub(super) struct Table {
 impl Table {
     /// Creates a table with at least `slots` slots.
     pub(super) fn new(slots: usize) -> Self {
-        let sets = (0..slots.div_ceil(WAYS).max(1)).map(|_| Aligned::default()).collect();
-        Self { sets, shared: Mutex::default(), void_before: OnceLock::new() }
+        let sets = (0..slots.div_ceil(WAYS).max(1))
+            .map(|_| Aligned::default())
+            .collect();
+        Self {
+            sets,
+            shared: Mutex::default(),
+            void_before: OnceLock::new(),
+        }
     }
 
     /// Returns the number of slots.
@@ -131,7 +151,11 @@ impl Table {
         let mut active = 0;
         for set in &self.sets {
             let set = set.0.lock();
-            active += set.expires_at.iter().filter(|instant| **instant > now).count();
+            active += set
+                .expires_at
+                .iter()
+                .filter(|instant| **instant > now)
+                .count();
         }
         active
     }
@@ -232,7 +256,8 @@ impl Table {
     /// Returns the nanoseconds until an account expires, or 0 if there is no account.
     pub(super) fn left(&self, id: u64, now: u64) -> u64 {
         let set = self.set(id);
-        set.find(id).map_or(0, |at| set.expires_at[at].saturating_sub(now))
+        set.find(id)
+            .map_or(0, |at| set.expires_at[at].saturating_sub(now))
     }
 
     /// Locks the accounts of a decision, and finds their places. The ids must differ.
@@ -243,7 +268,13 @@ impl Table {
     {
         let sets = SmallVec::new();
         let shared = None;
-        let mut locked = LockedAccounts { table: self, sets, shared, now, overflowed: false };
+        let mut locked = LockedAccounts {
+            table: self,
+            sets,
+            shared,
+            now,
+            overflowed: false,
+        };
         let mut first = usize::MAX;
         let mut is_known = true;
         for account in accounts.iter_mut().map(A::as_mut) {
@@ -300,12 +331,17 @@ impl LockedAccounts<'_> {
         A: AsRef<Located> + AsMut<Located>,
     {
         for index in 0..accounts.len() {
-            let Located { id, lock, place, .. } = *accounts[index].as_ref();
+            let Located {
+                id, lock, place, ..
+            } = *accounts[index].as_ref();
             if place != Place::Shared {
                 continue;
             }
             let room = self.sets[lock].room(id, self.now, |at| {
-                let mut all = accounts.iter().map(A::as_ref).filter(|other| other.lock == lock);
+                let mut all = accounts
+                    .iter()
+                    .map(A::as_ref)
+                    .filter(|other| other.lock == lock);
                 all.any(|other| [Place::Slot(at), Place::Room(at)].contains(&other.place))
             });
             match room {
@@ -382,7 +418,11 @@ impl LockedAccounts<'_> {
         charged: u64,
         change: impl FnOnce(&mut AccountState),
     ) {
-        let void_before = self.table.void_before.get().map(|all| &all[account.set % all.len()]);
+        let void_before = self
+            .table
+            .void_before
+            .get()
+            .map(|all| &all[account.set % all.len()]);
         if charged < void_before.map_or(0, |instant| instant.load(Acquire)) {
             return;
         }
@@ -405,8 +445,10 @@ impl LockedAccounts<'_> {
             self.update(account, quota, |stored| *stored = None);
         }
         let groups = self.table.sets.len().min(RESET_GROUPS);
-        let all =
-            self.table.void_before.get_or_init(|| (0..groups).map(|_| AtomicU64::new(0)).collect());
+        let all = self
+            .table
+            .void_before
+            .get_or_init(|| (0..groups).map(|_| AtomicU64::new(0)).collect());
         all[account.set % groups].fetch_max(clock() + 1, AcqRel);
     }
 
@@ -415,7 +457,9 @@ impl LockedAccounts<'_> {
     fn inherited(&mut self, account: &Located) -> Option<AccountState> {
         let until = self.sets[account.lock].in_debt_until;
         let in_debt = u64::from(until) > self.now / SECOND;
-        in_debt.then(|| self.shared(account).map(AccountState::condensed)).flatten()
+        in_debt
+            .then(|| self.shared(account).map(AccountState::condensed))
+            .flatten()
     }
 
     #[cold]
@@ -436,9 +480,15 @@ impl LockedAccounts<'_> {
             return None;
         }
         let accounts = self.shared.as_ref()?.get(&account.shared_group())?;
-        let left = accounts.iter().map(|account| account.expires_at.saturating_sub(self.now));
+        let left = accounts
+            .iter()
+            .map(|account| account.expires_at.saturating_sub(self.now));
         let left = left.filter(|left| *left > 0);
-        if left.clone().count() < SHARED_QUOTAS { None } else { left.min() }
+        if left.clone().count() < SHARED_QUOTAS {
+            None
+        } else {
+            left.min()
+        }
     }
 
     #[cold]
@@ -454,9 +504,12 @@ impl LockedAccounts<'_> {
         if accounts.len() >= SHARED_QUOTAS {
             accounts.retain(|shared| shared.expires_at > now || shared.address == account.address);
         }
-        let at = accounts.iter().position(|shared| shared.address == account.address);
-        let stored =
-            at.map(|at| accounts.swap_remove(at)).filter(|account| account.expires_at > now);
+        let at = accounts
+            .iter()
+            .position(|shared| shared.address == account.address);
+        let stored = at
+            .map(|at| accounts.swap_remove(at))
+            .filter(|account| account.expires_at > now);
         let mut stored = stored.map(|account| account.state);
         let result = change(&mut stored);
         if let Some(state) = stored {
@@ -466,7 +519,11 @@ impl LockedAccounts<'_> {
             *until = second.max(*until);
             // Most rules have one quota.
             accounts.reserve_exact(1);
-            accounts.push(Shared { address: account.address, expires_at, state });
+            accounts.push(Shared {
+                address: account.address,
+                expires_at,
+                state,
+            });
         }
         result
     }
@@ -506,7 +563,11 @@ impl Set {
     #[inline]
     pub(super) fn find(&self, id: u64) -> Option<usize> {
         let first = first(id);
-        if self.ids[first] == low(id) { Some(first) } else { self.search(id) }
+        if self.ids[first] == low(id) {
+            Some(first)
+        } else {
+            self.search(id)
+        }
     }
 
     #[inline(never)]
@@ -570,7 +631,10 @@ impl Set {
     #[inline]
     fn take(&mut self, at: usize, now: u64) -> Option<AccountState> {
         let expires_at = self.expires_at[at % WAYS];
-        let state = self.states.as_mut().and_then(|states| states[at % WAYS].take());
+        let state = self
+            .states
+            .as_mut()
+            .and_then(|states| states[at % WAYS].take());
         (expires_at > now).then(|| state.unwrap_or(AccountState::Gcra(expires_at)))
     }
 
@@ -579,7 +643,9 @@ impl Set {
     fn put(&mut self, at: usize, account: Option<AccountState>, quota: &Quota, now: u64) {
         self.newest = self.newest.max(now);
         let old = self.expires_at[at % WAYS];
-        let expires_at = account.as_ref().map_or(old.min(now), |account| account.expires_at(quota));
+        let expires_at = account
+            .as_ref()
+            .map_or(old.min(now), |account| account.expires_at(quota));
         self.store(at, account, expires_at);
     }
 
@@ -587,12 +653,17 @@ impl Set {
     /// expires no sooner than before.
     fn undo(&mut self, at: usize, quota: &Quota, now: u64, change: impl FnOnce(&mut AccountState)) {
         let before = self.expires_at[at % WAYS];
-        let Some(mut account) = self.take(at, now) else { return };
+        let Some(mut account) = self.take(at, now) else {
+            return;
+        };
         self.newest = self.newest.max(now);
         change(&mut account);
         let by_quota = account.expires_at(quota);
-        let expires_at =
-            if is_instant(&account, by_quota) { by_quota } else { by_quota.max(before) };
+        let expires_at = if is_instant(&account, by_quota) {
+            by_quota
+        } else {
+            by_quota.max(before)
+        };
         self.store(at, Some(account), expires_at);
     }
 
@@ -601,7 +672,8 @@ impl Set {
         self.expires_at[at % WAYS] = expires_at;
         let state = account.filter(|account| !is_instant(account, expires_at));
         if state.is_some() || self.states.is_some() {
-            self.states.get_or_insert_with(|| Box::new([const { None }; WAYS]))[at % WAYS] = state;
+            self.states
+                .get_or_insert_with(|| Box::new([const { None }; WAYS]))[at % WAYS] = state;
         }
     }
 }
@@ -620,7 +692,10 @@ fn low(id: u64) -> [u8; 6] {
 
 /// Returns the first slot in the search order of `id`.
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "the lowest bits are wanted")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the lowest bits are wanted"
+)]
 fn first(id: u64) -> usize {
     id as usize % WAYS
 }

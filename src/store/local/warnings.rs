@@ -83,7 +83,10 @@ impl OverflowWarning {
         let first = last == 0;
         // One thread writes once per second, so that threads do not contend in a flood.
         (first || quiet >= SECOND)
-            && self.last.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_ok()
+            && self
+                .last
+                .compare_exchange(last, now.max(1), Relaxed, Relaxed)
+                .is_ok()
             && (first || quiet > QUIET)
     }
 }
@@ -106,7 +109,12 @@ impl RebuildDetector {
     pub(super) fn new(clock: Clock) -> Self {
         let created = clock.now();
         let location = Location::caller();
-        Self { clock, created, location, has_layer: AtomicBool::new(false) }
+        Self {
+            clock,
+            created,
+            location,
+            has_layer: AtomicBool::new(false),
+        }
     }
 
     /// Records that a layer uses the store.

@@ -65,10 +65,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             RequestKind::Other => self.script(ScriptKind::Groups, all_letters()),
         };
         let slots = batch.groups();
-        let slots: SmallVec<_> =
-            slots.map(|(request, callers)| self.settings.slots.begin(request, callers)).collect();
+        let slots: SmallVec<_> = slots
+            .map(|(request, callers)| self.settings.slots.begin(request, callers))
+            .collect();
         let (keys, args) = batch.encode(&slots);
-        let replies = self.call_script(script, &keys, args, batch.groups(), slots).await?;
+        let replies = self
+            .call_script(script, &keys, args, batch.groups(), slots)
+            .await?;
         self.count_losses(&replies);
         Ok(replies)
     }
@@ -77,7 +80,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 impl Batch {
     /// Creates an empty batch of requests of one kind.
     pub(super) fn new(kind: RequestKind) -> Self {
-        Self { kind, ..Self::default() }
+        Self {
+            kind,
+            ..Self::default()
+        }
     }
 
     /// Returns the share of a group of requests in the time of a batch.
@@ -93,7 +99,11 @@ impl Batch {
     pub(crate) fn room(&self, request: &Request) -> usize {
         let size = self.size + self.size_of(request);
         let fits = size <= MAX_SIZE || self.groups.is_empty();
-        if fits { MAX_CALLERS.saturating_sub(self.callers) / Slots::weight(request) } else { 0 }
+        if fits {
+            MAX_CALLERS.saturating_sub(self.callers) / Slots::weight(request)
+        } else {
+            0
+        }
     }
 
     /// Adds callers with equal requests.
@@ -106,12 +116,16 @@ impl Batch {
 
     /// Returns the request of each group, with the number of callers.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (&Request, usize)> {
-        self.groups.iter().map(|callers| (&*callers[0].request, callers.len()))
+        self.groups
+            .iter()
+            .map(|callers| (&*callers[0].request, callers.len()))
     }
 
     /// Returns the letters of the algorithms of all quotas.
     fn letters(&self) -> impl Iterator<Item = u8> {
-        self.groups().flat_map(|(request, _)| request.quotas()).map(letter)
+        self.groups()
+            .flat_map(|(request, _)| request.quotas())
+            .map(letter)
     }
 
     /// Returns the keys and the arguments of the script.
@@ -244,7 +258,11 @@ mod tests {
 
     fn caller(charges: &[Charge<'_>]) -> Caller {
         let request = Arc::new(Request::new(charges, &Addresses::new()));
-        Caller { request, tx: oneshot::channel().0, runtime: Handle::current() }
+        Caller {
+            request,
+            tx: oneshot::channel().0,
+            runtime: Handle::current(),
+        }
     }
 
     /// Creates a batch of requests, each with its number of callers.
@@ -303,9 +321,15 @@ mod tests {
 
     fn encode(batch: &Batch) -> EncodedCall {
         let slots = Arc::new(Slots::new(Duration::from_secs(60), None));
-        let calls: Vec<_> = batch.groups().map(|(request, _)| slots.begin(request, 0)).collect();
+        let calls: Vec<_> = batch
+            .groups()
+            .map(|(request, _)| slots.begin(request, 0))
+            .collect();
         let (keys, args) = batch.encode(&calls);
-        EncodedCall { keys: keys.len(), args }
+        EncodedCall {
+            keys: keys.len(),
+            args,
+        }
     }
 
     fn read(batch: &Batch, value: &Value) -> Option<SmallVec<[Reply; 1]>> {
@@ -366,17 +390,34 @@ mod tests {
             ("no group", vec![]),
             ("one group of two", vec![fine[0].clone()]),
             ("three groups of two", vec![fine[0].clone(), two(), two()]),
-            ("more allowed than sent", vec![group(3, 3, &[3 * second]), two()]),
-            ("allowed but not charged", vec![group(2, 0, &[2 * second]), two()]),
-            ("allowed but charged once", vec![group(2, 1, &[2 * second]), two()]),
-            ("charged but not allowed", vec![group(0, 1, &[2 * second]), two()]),
+            (
+                "more allowed than sent",
+                vec![group(3, 3, &[3 * second]), two()],
+            ),
+            (
+                "allowed but not charged",
+                vec![group(2, 0, &[2 * second]), two()],
+            ),
+            (
+                "allowed but charged once",
+                vec![group(2, 1, &[2 * second]), two()],
+            ),
+            (
+                "charged but not allowed",
+                vec![group(0, 1, &[2 * second]), two()],
+            ),
             ("invalid flag", flagged.to_vec()),
         ] {
             assert!(read(&answer(&groups)).is_none(), "{what}");
         }
-        let Value::BulkString(bytes) = answer(&fine) else { unreachable!() };
+        let Value::BulkString(bytes) = answer(&fine) else {
+            unreachable!()
+        };
         for cut in 0..bytes.len() {
-            assert!(read(&Value::BulkString(bytes[..cut].to_vec())).is_none(), "{cut}");
+            assert!(
+                read(&Value::BulkString(bytes[..cut].to_vec())).is_none(),
+                "{cut}"
+            );
         }
         let longer = Value::BulkString([&bytes[..], &[0]].concat());
         assert!(read(&longer).is_none());
@@ -386,8 +427,13 @@ mod tests {
     /// Creates a batch of three equal requests with a quota of each algorithm, and its answer.
     fn general() -> (Batch, Vec<u8>) {
         let (one, window) = (Key::from("one"), Algorithm::SlidingWindow { buckets: 5 });
-        let fixed =
-            [Algorithm::fixed_window(), Algorithm::FixedWindow { carry_over: 0, paced: true }];
+        let fixed = [
+            Algorithm::fixed_window(),
+            Algorithm::FixedWindow {
+                carry_over: 0,
+                paced: true,
+            },
+        ];
         let [bucket, log] = [Algorithm::TokenBucket, Algorithm::SlidingLog];
         let [fixed, paced] = fixed.map(|it| quota(10).with_algorithm(it));
         let [bucket, window, log] = [bucket, window, log].map(|it| quota(10).with_algorithm(it));
@@ -407,21 +453,27 @@ mod tests {
         ];
         let entry = |(at, (letter, state)): (usize, &(u8, Vec<u8>))| {
             let address = QuotaAddress::at(&quotas, at).number().to_le_bytes();
-            let length = u16::try_from(11 + state.len()).expect("short").to_le_bytes();
+            let length = u16::try_from(11 + state.len())
+                .expect("short")
+                .to_le_bytes();
             let end = (NOW + 10_000_000).to_le_bytes();
             [&[*letter][..], &length, &address, &end[..7], state].concat()
         };
         let entries: Vec<_> = states.iter().enumerate().flat_map(entry).collect();
         let account = [&NOW.to_le_bytes()[..7], &entries].concat();
         let length = u32::try_from(account.len()).expect("short").to_le_bytes();
-        (batch, [&now[..], &[2, 0, 2, 0, 0], &length, &account].concat())
+        (
+            batch,
+            [&now[..], &[2, 0, 2, 0, 0], &length, &account].concat(),
+        )
     }
 
     #[tokio::test]
     async fn random_bytes_never_panic() {
-        let Value::BulkString(real) =
-            answer(&[group(1, 1, &[1_000_000]), group(1, 1, &[2_000_000, 200_000])])
-        else {
+        let Value::BulkString(real) = answer(&[
+            group(1, 1, &[1_000_000]),
+            group(1, 1, &[2_000_000, 200_000]),
+        ]) else {
             unreachable!()
         };
         damage(&batch(), &real);
@@ -438,16 +490,25 @@ mod tests {
         for (position, allowed, left) in [(0, true, 9), (1, true, 8), (2, false, 8)] {
             let decision = replies[0].of(position, request).decision(request);
             assert_eq!(decision.is_allowed(), allowed);
-            let remaining = decision.outcomes().iter().map(|outcome| outcome.remaining());
+            let remaining = decision
+                .outcomes()
+                .iter()
+                .map(|outcome| outcome.remaining());
             let paced = |index| index == 1;
-            assert!(remaining.enumerate().all(|(at, units)| units == left || paced(at)));
+            assert!(
+                remaining
+                    .enumerate()
+                    .all(|(at, units)| units == left || paced(at))
+            );
         }
     }
 
     fn damage(batch: &Batch, real: &[u8]) {
         let mut state = 1_u64;
         let mut random = |below: usize| {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            state = state
+                .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                .wrapping_add(0x1405_7b7e_f767_814f);
             usize::try_from(state >> 33).unwrap_or(0) % below
         };
         let mut parsed = 0;

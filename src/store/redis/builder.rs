@@ -37,12 +37,18 @@ pub struct RedisBuilder<C = Link> {
 
 impl<C> RedisBuilder<C> {
     pub(super) fn new(store: RedisStore<C>) -> Self {
-        Self { store: Ok(store), fix: "`.lazy()` starts without it".to_owned() }
+        Self {
+            store: Ok(store),
+            fix: "`.lazy()` starts without it".to_owned(),
+        }
     }
 
     /// Returns the builder, or one whose ends return the error.
     pub(super) fn or_error(builder: Result<Self, RedisError>) -> Self {
-        builder.unwrap_or_else(|error| Self { store: Err(error), fix: String::new() })
+        builder.unwrap_or_else(|error| Self {
+            store: Err(error),
+            fix: String::new(),
+        })
     }
 
     /// Names the server in the error for a server that cannot be reached.
@@ -179,9 +185,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> IntoFuture for RedisBuil
             let store = self.store?;
             let warnings = store.probe().await.map_err(|error| {
                 let is_lost = error.kind() == RedisErrorKind::Disconnected;
-                if is_lost { error.with_fix(&self.fix) } else { error }
+                if is_lost {
+                    error.with_fix(&self.fix)
+                } else {
+                    error
+                }
             })?;
-            warnings.iter().for_each(|warning| warn!("redis: {warning}"));
+            warnings
+                .iter()
+                .for_each(|warning| warn!("redis: {warning}"));
             Ok(store)
         })
     }
@@ -189,6 +201,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> IntoFuture for RedisBuil
 
 impl<C> fmt::Debug for RedisBuilder<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBuilder").field("store", &self.store).finish_non_exhaustive()
+        f.debug_struct("RedisBuilder")
+            .field("store", &self.store)
+            .finish_non_exhaustive()
     }
 }

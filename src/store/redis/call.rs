@@ -28,12 +28,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let (keys, args) = request.encode(op, |account, quota| call.of(account, quota));
         let script = self.script(kind, request.quotas().map(letter));
         let requests = iter::once((request, 1));
-        let replies = self.call_script(script, &keys, args, requests, [call].into()).await;
+        let replies = self
+            .call_script(script, &keys, args, requests, [call].into())
+            .await;
         let mut replies = replies.inspect_err(|error| store_failed(error.kind().as_str()))?;
         if kind != ScriptKind::Peek {
             self.count_losses(&replies);
         }
-        replies.pop().ok_or_else(|| RedisError::invalid_reply("empty"))
+        replies
+            .pop()
+            .ok_or_else(|| RedisError::invalid_reply("empty"))
     }
 
     /// Calls a script for requests, each with the number of its callers.

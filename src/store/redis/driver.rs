@@ -59,7 +59,12 @@ impl Queues {
     pub(super) fn get(&self, slot: u16, kind: RequestKind) -> &Arc<CallQueue> {
         let queues = self.0[usize::from(slot)].get_or_init(|| {
             let kinds = [RequestKind::Plain, RequestKind::Slots, RequestKind::Other];
-            kinds.map(|kind| Arc::new(CallQueue { kind, state: Mutex::default() }))
+            kinds.map(|kind| {
+                Arc::new(CallQueue {
+                    kind,
+                    state: Mutex::default(),
+                })
+            })
         });
         &queues[kind as usize]
     }
@@ -164,7 +169,9 @@ impl CallQueue {
             if room == 0 {
                 break;
             }
-            let Some(request) = state.order.pop_front() else { break };
+            let Some(request) = state.order.pop_front() else {
+                break;
+            };
             if state.must_wait(&request, now) {
                 later.push(request);
                 continue;
@@ -172,7 +179,9 @@ impl CallQueue {
             let mut callers = state.waiting.remove(&request).unwrap_or_default();
             callers.retain(|caller| !caller.tx.is_closed());
             if callers.len() > room {
-                state.waiting.insert(request.clone(), callers.drain(room..).collect());
+                state
+                    .waiting
+                    .insert(request.clone(), callers.drain(room..).collect());
                 later.push(request.clone());
             }
             if !callers.is_empty() {
@@ -188,7 +197,11 @@ impl CallQueue {
             return None;
         }
         state.calls.push(now);
-        Some(Collected { batch, requests, started: now })
+        Some(Collected {
+            batch,
+            requests,
+            started: now,
+        })
     }
 
     /// Notes that callers shared a call, whose answers they get now.
@@ -241,15 +254,26 @@ impl CallQueueState {
 
     /// Returns the first caller whose request may join a call.
     fn first_caller(&self, now: Instant) -> Option<&Caller> {
-        let requests = self.order.iter().filter(|request| !self.must_wait(request, now));
-        let mut callers = requests.filter_map(|request| self.waiting.get(request)).flatten();
+        let requests = self
+            .order
+            .iter()
+            .filter(|request| !self.must_wait(request, now));
+        let mut callers = requests
+            .filter_map(|request| self.waiting.get(request))
+            .flatten();
         callers.find(|caller| !caller.tx.is_closed())
     }
 
     /// Returns `true` if the request waits for a call of equal ones.
     fn must_wait(&self, request: &Arc<Request>, now: Instant) -> bool {
-        let Some(starts) = self.running.get(request) else { return false };
-        starts.iter().filter(|started| is_recent(started, now)).count() >= MAX_EQUAL
+        let Some(starts) = self.running.get(request) else {
+            return false;
+        };
+        starts
+            .iter()
+            .filter(|started| is_recent(started, now))
+            .count()
+            >= MAX_EQUAL
     }
 
     /// Notes that a call of the request starts.
@@ -261,7 +285,9 @@ impl CallQueueState {
 
     /// Notes that a call of the request has ended.
     fn end(&mut self, request: &Arc<Request>, started: Instant) {
-        let Some(starts) = self.running.get_mut(request) else { return };
+        let Some(starts) = self.running.get_mut(request) else {
+            return;
+        };
         if let Some(at) = starts.iter().position(|start| *start == started) {
             starts.remove(at);
         }
@@ -282,24 +308,38 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if !self.settings.coalesces {
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
-        let slot =
-            request.accounts.first().map_or(0, |account| account.slot(self.settings.sharded));
+        let slot = request
+            .accounts
+            .first()
+            .map_or(0, |account| account.slot(self.settings.sharded));
         let queue = self.settings.queues.get(slot, request.kind());
         if let Some(started) = queue.start_alone(request) {
             let requests = smallvec![request.clone()];
-            let _call = QueuedCall { store: self.clone(), queue: queue.clone(), started, requests };
+            let _call = QueuedCall {
+                store: self.clone(),
+                queue: queue.clone(),
+                started,
+                requests,
+            };
             // Not in a task, which may start on another thread, and later. Boxed, so that the futures of
             // waiting callers stay small.
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
         let answered = self.wait_for_call(queue, request).await;
         let answered = answered.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        let Answered { reply: Err(error), is_shared: true } = answered else {
+        let Answered {
+            reply: Err(error),
+            is_shared: true,
+        } = answered
+        else {
             return answered.reply;
         };
         // The server has rejected the whole batch and charged nothing. If it has no memory, denials
         // still need none. While a slot moves, an account may be on either server.
-        if matches!(error.kind(), RedisErrorKind::Memory | RedisErrorKind::Cluster) {
+        if matches!(
+            error.kind(),
+            RedisErrorKind::Memory | RedisErrorKind::Cluster
+        ) {
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
         store_failed(error.kind().as_str());
@@ -314,7 +354,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<Answered, RedisError> {
         let runtime = runtime()?;
         let (tx, mut rx) = oneshot::channel();
-        queue.push(Caller { request: request.clone(), tx, runtime: runtime.clone() });
+        queue.push(Caller {
+            request: request.clone(),
+            tx,
+            runtime: runtime.clone(),
+        });
         self.start_task(queue, Some(&runtime));
         let start = Instant::now();
         let mut pause = INTERVAL;
@@ -337,7 +381,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Spawns a task if one is due, on the caller's `own` runtime or on that of the first caller.
     fn start_task(&self, queue: &Arc<CallQueue>, own: Option<&Handle>) {
-        let Some(first) = queue.start_task() else { return };
+        let Some(first) = queue.start_task() else {
+            return;
+        };
         let task = run_call(self.clone(), queue.clone());
         // A runtime that shuts down drops the task. Its requests then wait for the next one.
         drop(own.unwrap_or(&first).spawn(task));
@@ -351,12 +397,26 @@ async fn run_call<C: ConnectionLike + Clone + Send + Sync + 'static>(
 ) {
     // Lets requests that arrive at the same moment join the call.
     yield_now().await;
-    let Some(Collected { batch, requests, started }) = queue.collect() else { return };
-    let call = QueuedCall { store, queue, started, requests };
+    let Some(Collected {
+        batch,
+        requests,
+        started,
+    }) = queue.collect()
+    else {
+        return;
+    };
+    let call = QueuedCall {
+        store,
+        queue,
+        started,
+        requests,
+    };
     // More requests may wait than fit into a call.
     call.store.start_task(&call.queue, None);
     // No caller waits longer than this timeout.
-    let Ok(replies) = timeout(LONGEST, call.store.call_batch(&batch)).await else { return };
+    let Ok(replies) = timeout(LONGEST, call.store.call_batch(&batch)).await else {
+        return;
+    };
     if batch.is_shared() {
         call.queue.note_shared();
     }
@@ -393,7 +453,10 @@ mod tests {
     };
 
     fn queue() -> CallQueue {
-        CallQueue { kind: RequestKind::Plain, state: Mutex::default() }
+        CallQueue {
+            kind: RequestKind::Plain,
+            state: Mutex::default(),
+        }
     }
 
     fn request(key: u32) -> Arc<Request> {
@@ -407,7 +470,11 @@ mod tests {
     /// Lets a caller wait.
     fn push(queue: &CallQueue, request: &Arc<Request>) -> Receiver<Answered> {
         let (tx, rx) = oneshot::channel();
-        queue.push(Caller { request: request.clone(), tx, runtime: Handle::current() });
+        queue.push(Caller {
+            request: request.clone(),
+            tx,
+            runtime: Handle::current(),
+        });
         rx
     }
 
@@ -445,12 +512,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_beyond_the_maximum_starts_after_the_interval_or_the_end_of_another() {
         let queue = queue();
-        let started = queue.start_alone(&request(0)).expect("no call is in flight");
+        let started = queue
+            .start_alone(&request(0))
+            .expect("no call is in flight");
         let number = u32::try_from(MAX_CALLS).expect("few");
-        let waiting: Vec<_> =
-            (1..number).map(|key| (push(&queue, &request(key)), run_task(&queue))).collect();
+        let waiting: Vec<_> = (1..number)
+            .map(|key| (push(&queue, &request(key)), run_task(&queue)))
+            .collect();
         assert!(waiting.iter().all(|(_, callers)| *callers == Some(1)));
-        let _waiting: Vec<_> = (0..3).map(|key| push(&queue, &request(number + key))).collect();
+        let _waiting: Vec<_> = (0..3)
+            .map(|key| push(&queue, &request(number + key)))
+            .collect();
         assert_eq!(run_task(&queue), None);
         queue.end(started, &[request(0)]);
         assert_eq!(run_task(&queue), Some(3));
@@ -479,7 +551,11 @@ mod tests {
         advance(TIMEOUT).await;
         let again = queue.start_alone(&one).expect("the call is forgotten");
         queue.end(started, slice::from_ref(&one));
-        assert_eq!(queue.start_alone(&one), None, "the second call is in flight");
+        assert_eq!(
+            queue.start_alone(&one),
+            None,
+            "the second call is in flight"
+        );
         queue.end(again, &[one]);
         assert!(is_empty(&queue));
     }
@@ -503,8 +579,18 @@ mod tests {
         let other = push(&queue, &request(2));
         assert!(queue.start_task().is_some());
         drop((left, other));
-        let Collected { batch, requests, started } = queue.collect().expect("a caller waits");
-        assert_eq!(batch.groups().map(|(_, callers)| callers).collect::<Vec<_>>(), [1]);
+        let Collected {
+            batch,
+            requests,
+            started,
+        } = queue.collect().expect("a caller waits");
+        assert_eq!(
+            batch
+                .groups()
+                .map(|(_, callers)| callers)
+                .collect::<Vec<_>>(),
+            [1]
+        );
         queue.end(started, &requests);
         assert!(is_empty(&queue));
     }

@@ -67,22 +67,34 @@ impl RedisErrorKind {
 
     /// Returns `true` if the server cannot be reached or is not ready.
     pub(super) fn is_absence(self) -> bool {
-        matches!(self, Self::Disconnected | Self::Timeout | Self::Busy | Self::Cluster)
+        matches!(
+            self,
+            Self::Disconnected | Self::Timeout | Self::Busy | Self::Cluster
+        )
     }
 }
 
 impl RedisError {
     pub(super) fn new(kind: RedisErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
+        Self {
+            kind,
+            text: text.into(),
+        }
     }
 
     pub(super) fn invalid_reply(problem: &str) -> Self {
-        Self::new(RedisErrorKind::Reply, format!("the reply is invalid: {problem}"))
+        Self::new(
+            RedisErrorKind::Reply,
+            format!("the reply is invalid: {problem}"),
+        )
     }
 
     /// Appends a suggested fix to the error text.
     pub(super) fn with_fix(self, fix: &str) -> Self {
-        Self { text: format!("{}; {fix}", self.text), ..self }
+        Self {
+            text: format!("{}; {fix}", self.text),
+            ..self
+        }
     }
 
     /// Returns the kind of the error.
@@ -148,7 +160,11 @@ fn inner_code(detail: &str) -> Option<&str> {
 ///
 /// Redis up to 7.0 and Valkey report this only as text.
 fn is_denied(detail: &str) -> bool {
-    ["The user executing the script can't", "ACL failure in script", "no permissions"]
-        .iter()
-        .any(|words| detail.contains(words))
+    [
+        "The user executing the script can't",
+        "ACL failure in script",
+        "no permissions",
+    ]
+    .iter()
+    .any(|words| detail.contains(words))
 }

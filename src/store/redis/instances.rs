@@ -76,7 +76,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
                     return;
                 }
                 let part = store.register().await;
-                let part = part.inspect_err(|error| store_failed(error.kind().as_str())).ok();
+                let part = part
+                    .inspect_err(|error| store_failed(error.kind().as_str()))
+                    .ok();
                 if let (Some(counted), Some(part)) = (counted.upgrade(), part) {
                     adopt(&counted, part, last);
                 }
@@ -91,7 +93,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let ttl = EncodedPlan::default().int::<7>(nanos(TTL) / 1_000);
         let args = ttl.int::<8>(self.settings.slots.store).0;
         let script = self.script(ScriptKind::Instances, []);
-        let reply = self.run(script, &[self.settings.addresses.instances()], vec![args]).await?;
+        let reply = self
+            .run(script, &[self.settings.addresses.instances()], vec![args])
+            .await?;
         let part = redis::from_redis_value(reply).ok();
         let part = part.and_then(|(rank, count)| Part::ranked(count, rank));
         self.checked(part.ok_or_else(|| RedisError::invalid_reply("not a rank and a number")))
@@ -119,10 +123,19 @@ mod tests {
             adopt(&instances.0, part, last.replace(part));
             instances.count()
         };
-        assert_eq!([(9, 2), (9, 3)].map(|(count, rank)| register(count, rank)), [9, 9]);
+        assert_eq!(
+            [(9, 2), (9, 3)].map(|(count, rank)| register(count, rank)),
+            [9, 9]
+        );
         // The server lost its data, and the processes register again.
-        assert_eq!([(1, 0), (9, 2)].map(|(count, rank)| register(count, rank)), [9, 9]);
-        assert_eq!([(2, 0), (2, 0)].map(|(count, rank)| register(count, rank)), [9, 2]);
+        assert_eq!(
+            [(1, 0), (9, 2)].map(|(count, rank)| register(count, rank)),
+            [9, 9]
+        );
+        assert_eq!(
+            [(2, 0), (2, 0)].map(|(count, rank)| register(count, rank)),
+            [9, 2]
+        );
         assert_eq!(instances.part().of(5), 2);
         assert_eq!(Part::ranked(2, 2), None);
     }

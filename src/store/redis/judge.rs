@@ -78,7 +78,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
                     );
                     return Err(RedisError::new(RedisErrorKind::Timeout, text));
                 };
-                let rest = limit.saturating_mul(PATIENCE).saturating_sub(start.elapsed());
+                let rest = limit
+                    .saturating_mul(PATIENCE)
+                    .saturating_sub(start.elapsed());
                 if rest.is_zero() {
                     break;
                 }
@@ -125,7 +127,13 @@ fn busy(request: &Request, decides: bool) -> Decision {
         return Decision::allow().with_source(Source::Busy);
     };
     let report_only = decides && account.report_only;
-    let decision = if report_only { Decision::allow() } else { Decision::deny() };
+    let decision = if report_only {
+        Decision::allow()
+    } else {
+        Decision::deny()
+    };
     let outcome = Outcome::unknown(account.rule, 0, Some(RETRY_AFTER));
-    decision.with_source(Source::Busy).with_outcome(outcome.with_report_only(report_only))
+    decision
+        .with_source(Source::Busy)
+        .with_outcome(outcome.with_report_only(report_only))
 }

@@ -189,7 +189,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             test_clock: None,
             process_clock: None,
         };
-        Self { settings: Arc::new(settings), shared: Arc::default(), connection }
+        Self {
+            settings: Arc::new(settings),
+            shared: Arc::default(),
+            connection,
+        }
     }
 
     /// Returns the settings of this store, for another store on its connection. For tests.
@@ -274,7 +278,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if request.quotas().any(Quota::is_calendar) {
             request.now = match &self.settings.process_clock {
                 Some(clock) => clock.load(Relaxed),
-                None => nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+                None => nanos(
+                    SystemTime::now()
+                        .duration_since(UNIX_EPOCH)
+                        .unwrap_or_default(),
+                ),
             };
         }
         request
@@ -283,7 +291,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn decide(self, request: Arc<Request>) -> Result<Decision, RedisError> {
         let reply = self.take_queued(&request).await;
         // While a slot moves, its accounts may be on two servers.
-        let is_moving = reply.as_ref().is_err_and(|error| error.kind() == RedisErrorKind::Cluster);
+        let is_moving = reply
+            .as_ref()
+            .is_err_and(|error| error.kind() == RedisErrorKind::Cluster);
         if is_moving && request.accounts.len() > 1 {
             let parts = request.by_account();
             return Box::pin(self.take_parts(request, parts)).await;
@@ -331,7 +341,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             return Answer::Now(Ok(denial));
         }
         let split = self.settings.sharded && request.accounts.len() > 1;
-        let parts = if split { request.split(true) } else { Vec::new() };
+        let parts = if split {
+            request.split(true)
+        } else {
+            Vec::new()
+        };
         let decision: <Self as Store>::Future = match parts.len() {
             0 | 1 => Box::pin(store.decide(request.clone())),
             _ => Box::pin(store.take_parts(request.clone(), parts)),
@@ -343,7 +357,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         // Boxed, because few requests wait, and the future is moved.
         let asking = waiter.map(|waiter| {
             let asking = slots.ask(&request);
-            Box::new(AskingWaiter { asking, waiter: waiter.clone(), charges: charges.into() })
+            Box::new(AskingWaiter {
+                asking,
+                waiter: waiter.clone(),
+                charges: charges.into(),
+            })
         });
         let store = self.clone();
         Answer::Later(Box::pin(async move {
@@ -352,7 +370,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
                 slots.decided(&request, &[], None, None, &mut decision);
                 return Ok(decision);
             };
-            let AskingWaiter { asking, waiter, charges } = &mut *asking;
+            let AskingWaiter {
+                asking,
+                waiter,
+                charges,
+            } = &mut *asking;
             let mut decision = decision.await.inspect_err(|_| asking.has_failed = true)?;
             charges.with(|charges| {
                 slots.decided(&request, charges, Some(waiter), Some(asking), &mut decision);
@@ -374,7 +396,10 @@ struct AskingWaiter {
 /// Returns an error for charges of one rule that the scripts cannot keep apart.
 fn are_apart(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     for (at, charge) in charges.iter().enumerate() {
-        for other in charges[..at].iter().filter(|other| other.rule == charge.rule) {
+        for other in charges[..at]
+            .iter()
+            .filter(|other| other.rule == charge.rule)
+        {
             let is_same = other.key == charge.key;
             if is_same && other.report_only != charge.report_only {
                 return Err(Unsupported::new(
@@ -416,8 +441,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
         let store = self.clone();
         let request = Arc::new(self.request(&[charge.with_cost(0)]));
         let asked = request.clone();
-        let call: Self::Future =
-            Box::pin(async move { store.execute(&asked, script_op).await?.into_decision(&asked) });
+        let call: Self::Future = Box::pin(async move {
+            store
+                .execute(&asked, script_op)
+                .await?
+                .into_decision(&asked)
+        });
         Answer::Later(match self.limit(context) {
             Some(limit) => self.clone().judge(limit, request, false, call),
             None => call,
@@ -433,7 +462,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        charges.iter().flat_map(|charge| charge.quotas).try_for_each(protocol::check)?;
+        charges
+            .iter()
+            .flat_map(|charge| charge.quotas)
+            .try_for_each(protocol::check)?;
         can_queue(charges)?;
         are_apart(charges)
     }
@@ -444,7 +476,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         for charge in charges.iter().filter(|charge| charge.cost > MAX_COST) {
-            if charge.charged_quotas().any(|(_, quota)| quota.is_concurrent()) {
+            if charge
+                .charged_quotas()
+                .any(|(_, quota)| quota.is_concurrent())
+            {
                 return Err(Unsupported::new(
                     "a request that takes more than 256 slots; lower its cost",
                 ));
@@ -454,7 +489,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     }
 
     fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
-        let Some(cluster) = self.cluster_link() else { return Vec::new() };
+        let Some(cluster) = self.cluster_link() else {
+            return Vec::new();
+        };
         let addresses = &self.settings.addresses;
         let charges = op.charges().iter();
         cluster.servers(charges.map(|charge| addresses.account(charge.rule, charge.key)))
@@ -468,8 +505,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
 
 impl<C> fmt::Debug for RedisStore<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RedisConfig { addresses, sharded, .. } = &*self.settings;
+        let RedisConfig {
+            addresses, sharded, ..
+        } = &*self.settings;
         let mut debug = f.debug_struct("RedisStore");
-        debug.field("prefix", &addresses.prefix).field("sharded", sharded).finish_non_exhaustive()
+        debug
+            .field("prefix", &addresses.prefix)
+            .field("sharded", sharded)
+            .finish_non_exhaustive()
     }
 }

@@ -75,7 +75,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if !runs && !state.is_idle() && slots.test_clock.is_none() {
             let store = self.clone();
             state.task = Some(runtime()?.spawn(async move {
-                let mut end = TaskEnd { slots: store.settings.slots.clone(), is_idle: false };
+                let mut end = TaskEnd {
+                    slots: store.settings.slots.clone(),
+                    is_idle: false,
+                };
                 let freeing = pin!(store.keep_freeing());
                 let renewing = pin!(store.keep_renewing());
                 let calling = pin!(store.keep_calling());
@@ -128,7 +131,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut servers = HashMap::<_, Vec<_>>::new();
         let mut skipped = 0;
         for slots in found {
-            let server = self.cluster_link().and_then(|link| link.server(slot(slots.0.as_bytes())));
+            let server = self
+                .cluster_link()
+                .and_then(|link| link.server(slot(slots.0.as_bytes())));
             if passes.servers.contains(&server) {
                 skipped += 1;
             } else {
@@ -156,13 +161,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Frees all freed slots that the server may still count.
     #[cfg(feature = "testing")]
     pub(crate) async fn free_slots(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Free, self.settings.slots.to_free()).await
+        self.change_all(SlotChange::Free, self.settings.slots.to_free())
+            .await
     }
 
     /// Renews all held slots.
     #[cfg(feature = "testing")]
     pub(crate) async fn renew_slots(&self) -> Result<(), RedisError> {
-        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(None)).await
+        self.change_all(SlotChange::Renew, self.settings.slots.to_renew(None))
+            .await
     }
 
     /// Renews or frees slots, in calls of a bounded size. On a cluster, a script has one hash slot. An
@@ -172,7 +179,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         change: SlotChange,
         mut found: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
-        let max = if change == SlotChange::Renew { MAX_RENEWED } else { MAX_FREED };
+        let max = if change == SlotChange::Renew {
+            MAX_RENEWED
+        } else {
+            MAX_FREED
+        };
         let splits = self.settings.sharded && change == SlotChange::Renew;
         let shard = |(set, ..): &RequestSlots| if splits { slot(set.as_bytes()) } else { 0 };
         found.sort_by_cached_key(|slots| (shard(slots), slots.clone()));
@@ -186,7 +197,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let calls: Vec<_> = calls.map(<[_]>::to_vec).collect();
         let calls = stream::iter(calls).map(|call| self.change_slots(change, call));
         let calls = calls.buffer_unordered(MAX_CALLS);
-        calls.fold(Ok(()), |all, result| ready(all.and(result))).await
+        calls
+            .fold(Ok(()), |all, result| ready(all.and(result)))
+            .await
     }
 
     async fn change_slots(
@@ -196,7 +209,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     ) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
         let changed = match change {
-            SlotChange::Free => self.remove(&requests).await.map(|()| slots.removed(requests)),
+            SlotChange::Free => self
+                .remove(&requests)
+                .await
+                .map(|()| slots.removed(requests)),
             SlotChange::Renew => {
                 let sent_at = slots.now();
                 let counted = self.renew(&requests).await;
@@ -229,7 +245,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Renews slots. Returns `1` for each request whose slots count.
     async fn renew(&self, requests: &[RequestSlots]) -> Result<Vec<u8>, RedisError> {
         let slots = &self.settings.slots;
-        let head = EncodedPlan::default().int::<7>(slots.ttl_micros()).int::<8>(slots.store);
+        let head = EncodedPlan::default()
+            .int::<7>(slots.ttl_micros())
+            .int::<8>(slots.store);
         let mut keys = Vec::new();
         let mut args = vec![head.0];
         for slots in by_set(requests) {
@@ -240,7 +258,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let script = self.script(ScriptKind::Renew, []);
         match self.run(script, &keys, args).await? {
             Value::BulkString(counted) if counted.len() == requests.len() => Ok(counted),
-            _ => self.checked(Err(RedisError::invalid_reply("not one byte for each request"))),
+            _ => self.checked(Err(RedisError::invalid_reply(
+                "not one byte for each request",
+            ))),
         }
     }
 }

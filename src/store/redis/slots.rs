@@ -117,7 +117,9 @@ impl Slots {
     /// Returns the nanoseconds of a clock that does not step back.
     pub(super) fn now(&self) -> u64 {
         let real = || nanos(self.created.elapsed());
-        self.test_clock.as_ref().map_or_else(real, |clock| clock.load(Relaxed))
+        self.test_clock
+            .as_ref()
+            .map_or_else(real, |clock| clock.load(Relaxed))
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, SlotsState> {
@@ -150,25 +152,42 @@ impl Slots {
     pub(crate) fn weight(request: &Request) -> usize {
         let slots = request.accounts.iter().flat_map(AccountRequest::slots);
         let large = slots.filter(|(_, part)| part.quota.raised_limit() > MAX_FREED.into());
-        let cost = large.map(|(_, part)| 4 * part.demand.cost.min(MAX_COST)).max().unwrap_or(1);
+        let cost = large
+            .map(|(_, part)| 4 * part.demand.cost.min(MAX_COST))
+            .max()
+            .unwrap_or(1);
         cost.max(1) as usize
     }
 
     /// Numbers the slots that equal requests of several callers take.
     pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
         let sent_at = self.now();
-        let mut call = SlotCall { slots: self.clone(), sent_at, takes: SmallVec::new() };
+        let mut call = SlotCall {
+            slots: self.clone(),
+            sent_at,
+            takes: SmallVec::new(),
+        };
         for (account_index, account) in request.accounts.iter().enumerate() {
             for (index, part) in account.slots() {
-                let QuotaRequest { quota, demand: ask, .. } = part;
-                let cost = if ask.cost > MAX_COST { too_many(ask.cost) } else { ask.cost };
+                let QuotaRequest {
+                    quota, demand: ask, ..
+                } = part;
+                let cost = if ask.cost > MAX_COST {
+                    too_many(ask.cost)
+                } else {
+                    ask.cost
+                };
                 // No more callers than fit.
                 let most = quota.raised_limit().checked_div(cost.into()).unwrap_or(0);
                 let callers = u32::try_from(most.min(callers as u64)).unwrap_or(u32::MAX);
                 let rule = account.rule;
                 let set = set(account, part);
                 let id = self.id(&set);
-                let waits = if account.report_only || callers == 0 { 0 } else { ask.max_wait };
+                let waits = if account.report_only || callers == 0 {
+                    0
+                } else {
+                    ask.max_wait
+                };
                 let mut state = self.state();
                 let take = SlotTake {
                     store: self.store,
@@ -213,7 +232,8 @@ impl Slots {
         let mut state = self.state();
         state.freed.retain(|_, freed| freed.ends_at > now);
         let all = state.freed.iter();
-        all.map(|((set, first), freed)| (set.clone(), *first, freed.units)).collect()
+        all.map(|((set, first), freed)| (set.clone(), *first, freed.units))
+            .collect()
     }
 
     /// Returns the held slots to renew in a step, or all: those whose numbers have their turn and
@@ -230,7 +250,8 @@ impl Slots {
                 age > period || turn == u64::from(step) && age > period / u64::from(STEPS)
             })
         });
-        due.map(|(first, held)| (held.set.clone(), *first, held.units)).collect()
+        due.map(|(first, held)| (held.set.clone(), *first, held.units))
+            .collect()
     }
 
     /// Records that the server no longer counts slots.
@@ -299,14 +320,29 @@ impl FreeSlots for Slots {
         let now = self.now();
         let ends_at = self.end();
         let mut state = self.state();
-        let Some(held) = state.held.remove(&first) else { return };
-        let RunningSlots { set, id, units, rule, started_at, .. } = held;
+        let Some(held) = state.held.remove(&first) else {
+            return;
+        };
+        let RunningSlots {
+            set,
+            id,
+            units,
+            rule,
+            started_at,
+            ..
+        } = held;
         subtract(&mut state.units, id, units.into());
-        state.freed.insert((set.clone(), first), FreedSlots { units, ends_at });
+        state
+            .freed
+            .insert((set.clone(), first), FreedSlots { units, ends_at });
         if let Some(start) = started_at {
             state.waits.record_hold(rule, now.saturating_sub(start));
         }
-        let room = if state.waits.is_empty() { 0 } else { state.to_free(&set) };
+        let room = if state.waits.is_empty() {
+            0
+        } else {
+            state.to_free(&set)
+        };
         let calls = state.waits.freed(id, room);
         drop(state);
         // A waker may run any code, so the lock is released first.
@@ -316,7 +352,11 @@ impl FreeSlots for Slots {
 
     fn start(&self, first: u64) {
         let now = self.now();
-        self.state().held.get_mut(&first).into_iter().for_each(|held| held.started_at = Some(now));
+        self.state()
+            .held
+            .get_mut(&first)
+            .into_iter()
+            .for_each(|held| held.started_at = Some(now));
     }
 }
 
@@ -405,7 +445,9 @@ impl SlotCall {
                 let lost = Arc::new(Semaphore::new(0));
                 if are_lost {
                     lost.close();
-                    state.freed.insert((set, first), FreedSlots { units, ends_at });
+                    state
+                        .freed
+                        .insert((set, first), FreedSlots { units, ends_at });
                 } else {
                     let held = RunningSlots {
                         set,
@@ -438,9 +480,14 @@ impl Drop for SlotCall {
         for taken in &self.takes {
             let mut state = self.slots.state();
             state.taking -= 1;
-            let freed = FreedSlots { units: taken.take.cost, ends_at };
+            let freed = FreedSlots {
+                units: taken.take.cost,
+                ends_at,
+            };
             let set = &taken.take.set;
-            state.freed.extend(taken.firsts().map(|first| ((set.clone(), first), freed)));
+            state
+                .freed
+                .extend(taken.firsts().map(|first| ((set.clone(), first), freed)));
             drop(state);
             self.slots.wake.notify_one();
         }
@@ -484,7 +531,11 @@ mod tests {
         slots.state().held.insert(0, held);
         // A third of the time to live is less than the 4 s for which the answer was on its way.
         slots.renewed(requests.clone(), b"1", 1_000_000_000);
-        assert_eq!(slots.to_renew(Some(9)), requests, "it is due although it is not its turn");
+        assert_eq!(
+            slots.to_renew(Some(9)),
+            requests,
+            "it is due although it is not its turn"
+        );
         slots.renewed(requests, b"1", 4_000_000_000);
         assert_eq!(slots.to_renew(Some(9)), []);
     }

@@ -37,7 +37,10 @@ struct Needed<'a> {
 }
 
 fn needed(request: &Request) -> impl Iterator<Item = Needed<'_>> {
-    let all = request.accounts.iter().filter(|account| !account.report_only);
+    let all = request
+        .accounts
+        .iter()
+        .filter(|account| !account.report_only);
     let all = all.flat_map(|account| {
         account.slots().map(move |(_, part)| Needed {
             account,
@@ -87,7 +90,9 @@ impl Drop for Asking {
         let mut state = self.slots.state();
         for needed in needed(&self.request) {
             let id = self.slots.id(&needed.set());
-            let Some(waiting) = state.waits.get_mut(id) else { continue };
+            let Some(waiting) = state.waits.get_mut(id) else {
+                continue;
+            };
             waiting.asking -= 1;
             if !self.is_answered {
                 // If the next call has no answer either, it counts as a failure.
@@ -135,7 +140,9 @@ impl Slots {
         drop(state);
         let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
         for named in &request.named {
-            let AccountRequest { rule, report_only, .. } = request.accounts[named.account];
+            let AccountRequest {
+                rule, report_only, ..
+            } = request.accounts[named.account];
             let unknown = Outcome::unknown(rule, named.quota_index, Some(Duration::ZERO));
             let outcome = if full.is_of(&unknown) {
                 Outcome::slots(rule, named.quota_index, quota.limit(), quota.limit().into())
@@ -143,7 +150,9 @@ impl Slots {
             } else {
                 unknown
             };
-            decision.outcomes.push(outcome.with_report_only(report_only));
+            decision
+                .outcomes
+                .push(outcome.with_report_only(report_only));
         }
         self.join(&full, charges, waiter, true);
         Some(decision)
@@ -154,7 +163,9 @@ impl Slots {
         let mut state = self.state();
         let mut frees = SmallVec::new();
         for needed in needed(request) {
-            let waiting = state.waits.queue(self.id(&needed.set()), needed.account.rule);
+            let waiting = state
+                .waits
+                .queue(self.id(&needed.set()), needed.account.rule);
             waiting.asking += 1;
             frees.push(waiting.frees);
         }
@@ -162,7 +173,14 @@ impl Slots {
         let slots = self.clone();
         let request = request.clone();
         let started = Instant::now();
-        Asking { slots, request, frees, started, has_failed: false, is_answered: false }
+        Asking {
+            slots,
+            request,
+            frees,
+            started,
+            has_failed: false,
+            is_answered: false,
+        }
     }
 
     /// Adds the estimated waits to a denial, and lets the request wait if it may. Calls the requests
@@ -198,8 +216,16 @@ impl Slots {
         let mut state = self.state();
         for needed in needed(request) {
             let frees = frees.pop();
-            let outcome = decision.outcomes.iter_mut().find(|outcome| needed.is_of(outcome));
-            let Needed { account, quota, ask, .. } = needed;
+            let outcome = decision
+                .outcomes
+                .iter_mut()
+                .find(|outcome| needed.is_of(outcome));
+            let Needed {
+                account,
+                quota,
+                ask,
+                ..
+            } = needed;
             let Some((outcome, held)) =
                 outcome.and_then(|outcome| outcome.held().map(|held| (outcome, held)))
             else {
@@ -207,7 +233,10 @@ impl Slots {
             };
             if outcome.is_estimated() {
                 let missing = missing(held, quota, *ask).try_into().unwrap_or(u32::MAX);
-                let wait = state.waits.time_to_free(account.rule, quota).saturating_mul(missing);
+                let wait = state
+                    .waits
+                    .time_to_free(account.rule, quota)
+                    .saturating_mul(missing);
                 *outcome = outcome.with_estimated_retry_after(wait);
             }
             if state.waits.is_empty() {
@@ -218,7 +247,9 @@ impl Slots {
             let interval = state.waits.interval(account.rule);
             // These slots were freed after the call was sent.
             let room = (quota.raised_limit() + state.to_free(&set)).saturating_sub(held);
-            let Some(waiting) = state.waits.get_mut(id) else { continue };
+            let Some(waiting) = state.waits.get_mut(id) else {
+                continue;
+            };
             if let Some(waiter) = waiter.filter(|_| allowed)
                 && let Some(place) = waiter.take_place(|queue| queue == id)
             {
@@ -255,9 +286,16 @@ impl Slots {
         waiter: Option<&Waiter>,
         is_new: bool,
     ) {
-        let Needed { account, quota, ask, .. } = *at;
+        let Needed {
+            account,
+            quota,
+            ask,
+            ..
+        } = *at;
         let Some(waiter) = waiter else { return };
-        let Some(max_wait) = max_wait(charges, account.rule) else { return };
+        let Some(max_wait) = max_wait(charges, account.rule) else {
+            return;
+        };
         let id = self.id(&at.set());
         let rank = Rank::new(Some(waiter), ask.headroom);
         waiter.leave_unless(|other| other == id);
@@ -286,7 +324,9 @@ impl Slots {
     fn leave(&self, id: u64, rank: Rank) {
         let mut calls = Vec::new();
         let mut state = self.state();
-        let Some(waiting) = state.waits.get_mut(id) else { return };
+        let Some(waiting) = state.waits.get_mut(id) else {
+            return;
+        };
         let left = waiting.queue.waiting.remove(&rank);
         if matches!(left, Some(None)) {
             // It was called, and takes no slot.

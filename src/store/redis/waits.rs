@@ -87,14 +87,22 @@ impl WaitingRequests {
     /// Returns the time until the first request asks again. A slot that is left to this process is free
     /// until then, so it asks more often, and less so while a slot is held for an unusual time.
     pub(super) fn pause(&self) -> Duration {
-        let Some(since) = self.marked_at else { return self.interval };
+        let Some(since) = self.marked_at else {
+            return self.interval;
+        };
         let pause = (self.interval.max(since.elapsed()) / LOOKS).max(PAUSE);
         pause.min(self.interval)
     }
 
     /// Calls the first request, which may find slots that other processes have freed.
     pub(super) fn call_first(&mut self, calls: &mut Vec<Call>) {
-        calls.extend(self.queue.waiting.values_mut().next().and_then(Option::take));
+        calls.extend(
+            self.queue
+                .waiting
+                .values_mut()
+                .next()
+                .and_then(Option::take),
+        );
     }
 
     fn is_unused(&self) -> bool {
@@ -119,7 +127,9 @@ impl Waits {
     /// Returns the queue of an account of a rule. Adds one if needed.
     pub(super) fn queue(&mut self, id: u64, rule: RuleName) -> &mut WaitingRequests {
         let interval = self.interval(rule);
-        self.queues.entry(id).or_insert_with(|| WaitingRequests::new(interval))
+        self.queues
+            .entry(id)
+            .or_insert_with(|| WaitingRequests::new(interval))
     }
 
     /// Removes a queue without requests.
@@ -151,7 +161,10 @@ impl Waits {
     /// which one is.
     pub(super) fn call_due(&mut self, now: Instant, calls: &mut Vec<Call>) -> Option<Instant> {
         let mut next: Option<Instant> = None;
-        for waiting in self.queues.values_mut().filter(|waiting| !waiting.queue.waiting.is_empty())
+        for waiting in self
+            .queues
+            .values_mut()
+            .filter(|waiting| !waiting.queue.waiting.is_empty())
         {
             if waiting.due <= now {
                 waiting.due = now + waiting.pause();
@@ -176,8 +189,13 @@ impl Waits {
     }
 
     pub(super) fn interval(&self, rule: RuleName) -> Duration {
-        let mean = self.hold_times.get(&rule).copied().map(Duration::from_nanos);
-        mean.unwrap_or(FIRST_INTERVAL).clamp(MIN_INTERVAL, MAX_INTERVAL)
+        let mean = self
+            .hold_times
+            .get(&rule)
+            .copied()
+            .map(Duration::from_nanos);
+        mean.unwrap_or(FIRST_INTERVAL)
+            .clamp(MIN_INTERVAL, MAX_INTERVAL)
     }
 }
 
@@ -189,13 +207,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_process_asks_more_often_while_a_slot_is_left_to_it() {
-        let cases = [(10, 0, 5), (10, 60, 7), (400, 0, 50), (400, 1_200, 150), (400, 4_000, 400)];
+        let cases = [
+            (10, 0, 5),
+            (10, 60, 7),
+            (400, 0, 50),
+            (400, 1_200, 150),
+            (400, 4_000, 400),
+        ];
         for (interval, marked_for, pause) in cases {
             let mut waiting = WaitingRequests::new(Duration::from_millis(interval));
             waiting.mark(true);
             advance(Duration::from_millis(marked_for)).await;
             waiting.mark(true);
-            assert_eq!(waiting.pause().as_millis(), pause, "{interval}, {marked_for} ms");
+            assert_eq!(
+                waiting.pause().as_millis(),
+                pause,
+                "{interval}, {marked_for} ms"
+            );
             waiting.mark(false);
             assert_eq!(waiting.pause().as_millis(), interval.into());
         }

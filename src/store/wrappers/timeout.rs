@@ -72,7 +72,10 @@ where
         let outer = context.keep_limit();
         let limit = outer.map_or(self.limit, |outer| outer.min(self.limit));
         let is_kept = AtomicBool::new(false);
-        let later = match self.inner.call(op, &context.with_kept_limit(limit, &is_kept)) {
+        let later = match self
+            .inner
+            .call(op, &context.with_kept_limit(limit, &is_kept))
+        {
             Answer::Now(decision) => return Answer::Now(decision.map_err(TimeoutError::Store)),
             Answer::Later(later) => later,
         };
@@ -117,7 +120,10 @@ impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Elapsed(limit) => {
-                write!(f, "no answer within {limit:?}; the charge may still have been made")
+                write!(
+                    f,
+                    "no answer within {limit:?}; the charge may still have been made"
+                )
             }
             Self::Store(error) => error.fmt(f),
         }

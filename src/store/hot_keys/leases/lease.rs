@@ -77,7 +77,9 @@ impl Lease {
         let at = self.with_clock_error(now);
         let left = self.charges.with(|charges| {
             let balances = Charge::all_quotas(charges).zip(&self.balances);
-            balances.map(|(charged, balance)| balance.units(at) / charged.charge.cost).min()
+            balances
+                .map(|(charged, balance)| balance.units(at) / charged.charge.cost)
+                .min()
         });
         self.calls.saturating_sub(left.unwrap_or(0))
     }
@@ -128,7 +130,9 @@ impl Lease {
         let mut receipt = Decision::new(true, self.taken.at).with_source(self.taken.source());
         self.charges.with(|charges| {
             let quotas = charges.iter().flat_map(|charge| {
-                charge.charged_quotas().map(move |(index, _)| charge.with_quota_index(index))
+                charge
+                    .charged_quotas()
+                    .map(move |(index, _)| charge.with_quota_index(index))
             });
             let mut unused = SmallVec::<[Charge<'_>; 4]>::new();
             let balances = self.balances.iter().map(|balance| balance.units(at));
@@ -162,19 +166,29 @@ impl Balance {
     fn new(quota: &Quota, outcome: &Outcome, units: u32, requested_at: u64) -> Option<Self> {
         let is_gcra = quota.is_gcra();
         match *outcome.snapshot() {
-            Snapshot::Refilling { reset_ns, interval, .. }
-                if is_gcra && interval == quota.interval_nanos() =>
-            {
+            Snapshot::Refilling {
+                reset_ns, interval, ..
+            } if is_gcra && interval == quota.interval_nanos() => {
                 let borrowed = interval * u64::from(units);
                 let margin = interval * u64::from(quota.limit()) / SAFETY_MARGIN;
                 let before = reset_ns.saturating_sub(borrowed).saturating_sub(margin);
                 let from = requested_at.saturating_add(before);
-                Some(Self { units, from, until: from.saturating_add(borrowed), interval })
+                Some(Self {
+                    units,
+                    from,
+                    until: from.saturating_add(borrowed),
+                    interval,
+                })
             }
             Snapshot::Known { reset_ns: 0, .. } => None,
             Snapshot::Known { reset_ns, .. } if !is_gcra => {
                 let until = requested_at.saturating_add(reset_ns);
-                Some(Self { units, from: 0, until, interval: 0 })
+                Some(Self {
+                    units,
+                    from: 0,
+                    until,
+                    interval: 0,
+                })
             }
             _ => None,
         }
@@ -217,7 +231,12 @@ mod tests {
     /// Borrows ten units from an account that needs `used_before` seconds to refill.
     fn ten(used_before: u64) -> Balance {
         let reset_ns = (used_before + 10) * SECOND;
-        let numbers = Snapshot::Refilling { reset_ns, interval: SECOND, limit: 100, retry_ns: 0 };
+        let numbers = Snapshot::Refilling {
+            reset_ns,
+            interval: SECOND,
+            limit: 100,
+            retry_ns: 0,
+        };
         let outcome = Outcome::with(RuleName::default(), 0, numbers);
         Balance::new(&QUOTA, &outcome, 10, 7 * SECOND).expect("a balance")
     }
@@ -240,7 +259,10 @@ mod tests {
     fn used_units_refill_before_the_balance_shrinks() {
         let mut balance = ten(0);
         balance.spend(7 * SECOND, 4);
-        assert_eq!([0, 4, 5, 9, 10].map(|at| left(&balance, at)), [6, 6, 5, 1, 0]);
+        assert_eq!(
+            [0, 4, 5, 9, 10].map(|at| left(&balance, at)),
+            [6, 6, 5, 1, 0]
+        );
         let mut late = ten(0);
         late.spend(11 * SECOND, 4);
         assert_eq!([4, 8, 9, 10].map(|at| left(&late, at)), [2, 2, 1, 0]);
@@ -248,7 +270,9 @@ mod tests {
 
     #[test]
     fn a_balance_is_void_when_its_window_ends() {
-        let quota = QUOTA.with_burst(60).with_algorithm(Algorithm::fixed_window());
+        let quota = QUOTA
+            .with_burst(60)
+            .with_algorithm(Algorithm::fixed_window());
         let numbers = Snapshot::Known {
             limit: 60,
             remaining: 9,
@@ -259,18 +283,28 @@ mod tests {
         let outcome = Outcome::with(RuleName::default(), 0, numbers);
         let mut balance = Balance::new(&quota, &outcome, 10, 7 * SECOND).expect("a balance");
         balance.spend(8 * SECOND, 4);
-        assert_eq!((balance.units(10 * SECOND - 1), balance.units(10 * SECOND)), (6, 0));
+        assert_eq!(
+            (balance.units(10 * SECOND - 1), balance.units(10 * SECOND)),
+            (6, 0)
+        );
     }
 
     #[test]
     fn an_outcome_without_enough_data_gives_no_balance() {
         let unknown = Outcome::unknown(RuleName::default(), 0, None);
-        let window = QUOTA.with_burst(60).with_algorithm(Algorithm::AnchoredWindow);
+        let window = QUOTA
+            .with_burst(60)
+            .with_algorithm(Algorithm::AnchoredWindow);
         for quota in [QUOTA, window] {
             assert!(Balance::new(&quota, &unknown, 10, 0).is_none());
         }
-        let full =
-            Snapshot::Known { limit: 60, remaining: 60, reset_ns: 0, next_ns: 0, retry_ns: 0 };
+        let full = Snapshot::Known {
+            limit: 60,
+            remaining: 60,
+            reset_ns: 0,
+            next_ns: 0,
+            retry_ns: 0,
+        };
         let outcome = Outcome::with(RuleName::default(), 0, full);
         assert!(Balance::new(&QUOTA, &outcome, 10, 0).is_none());
         assert!(Balance::new(&window, &outcome, 10, 0).is_none());
@@ -280,10 +314,16 @@ mod tests {
     fn balances_shrink_by_a_clock_that_may_be_faster() {
         let (key, quotas) = (Key::from("hot"), [Quota::per_minute(60)]);
         let charge = Charge::new(RuleName::default(), &key, &quotas);
-        let snapshot =
-            Snapshot::Refilling { reset_ns: 10 * SECOND, interval: SECOND, limit: 60, retry_ns: 0 };
+        let snapshot = Snapshot::Refilling {
+            reset_ns: 10 * SECOND,
+            interval: SECOND,
+            limit: 60,
+            retry_ns: 0,
+        };
         let mut taken = Decision::new(true, 0);
-        taken.outcomes.push(Outcome::with(RuleName::default(), 0, snapshot));
+        taken
+            .outcomes
+            .push(Outcome::with(RuleName::default(), 0, snapshot));
         let lease = Lease::new(&[charge], &[1], 10, &taken, [SECOND, 2 * SECOND]).expect("a lease");
         let left = |millis: u64| {
             let at = lease.with_clock_error(SECOND + millis * 1_000_000);

@@ -211,8 +211,15 @@ impl<S: Store> Leased<S> {
             (1..=25).contains(&percent),
             "percent is {percent}; give 1 to 25, the share of a limit that one process may hold"
         );
-        let share = Percent { percent, instances: Instances::from(1) };
-        Self::with(Arc::new(inner), share, HotKeys::new(CAPACITY, super::MAX_AGE))
+        let share = Percent {
+            percent,
+            instances: Instances::from(1),
+        };
+        Self::with(
+            Arc::new(inner),
+            share,
+            HotKeys::new(CAPACITY, super::MAX_AGE),
+        )
     }
 
     /// Sets the number of processes that share the percentage of [`leases`](crate::StoreExt::leases).
@@ -226,9 +233,14 @@ impl<S: Store> Leased<S> {
     /// Panics if `instances` is 0.
     #[track_caller]
     pub fn instances(self, instances: impl Into<Instances>) -> Self {
-        let table =
-            HotKeys::new(self.0.table.capacity(), Duration::from_nanos(self.0.table.max_age));
-        let share = Percent { instances: instances.into(), ..self.0.shares.percent.clone() };
+        let table = HotKeys::new(
+            self.0.table.capacity(),
+            Duration::from_nanos(self.0.table.max_age),
+        );
+        let share = Percent {
+            instances: instances.into(),
+            ..self.0.shares.percent.clone()
+        };
         Self::with(self.0.inner.clone(), share, table)
     }
 
@@ -264,8 +276,15 @@ impl<S: Store> Leased<S> {
     }
 
     fn with(inner: Arc<S>, percent: Percent, table: HotKeys<HotCall>) -> Self {
-        let shares = Arc::new(Shares { percent, reserved: Mutex::default() });
-        Self(Arc::new(Leases { inner, table, shares }))
+        let shares = Arc::new(Shares {
+            percent,
+            reserved: Mutex::default(),
+        });
+        Self(Arc::new(Leases {
+            inner,
+            table,
+            shares,
+        }))
     }
 }
 
@@ -292,7 +311,10 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
             drop(entries);
             return self.bypass(charges, context);
         };
-        let lease = call.lease.as_mut().filter(|lease| lease.age(now) < self.table.max_age);
+        let lease = call
+            .lease
+            .as_mut()
+            .filter(|lease| lease.age(now) < self.table.max_age);
         if let Some(decision) = lease.and_then(|lease| lease.admit(charges, now)) {
             return Answer::Now(Ok(decision));
         }
@@ -305,20 +327,28 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         call.count(1.0, now);
         let other = call.borrow_operation();
         let starts = other.is_none();
-        let borrow = if starts { self.borrow(key, call, charges) } else { None };
+        let borrow = if starts {
+            self.borrow(key, call, charges)
+        } else {
+            None
+        };
         drop(entries);
         if let Some(borrow) = borrow {
             return borrow.run(charges, context);
         }
         let wait = other.filter(|(start, _)| waits < MAX_WAITS && start.elapsed() < MAX_WAIT);
-        let Some((start, mut end)) = wait else { return self.bypass(charges, context) };
+        let Some((start, mut end)) = wait else {
+            return self.bypass(charges, context);
+        };
         let leases = self.clone();
         let charges = OwnedCharges::from(charges);
         let context = OwnedContext::from(context);
         Answer::Later(Box::pin(async move {
             // Only the end of the operation changes the channel.
             let _ = timeout_at(start + MAX_WAIT, end.changed()).await;
-            charges.with(|charges| leases.take(charges, &context.get(), waits + 1)).await
+            charges
+                .with(|charges| leases.take(charges, &context.get(), waits + 1))
+                .await
         }))
     }
 
@@ -335,8 +365,10 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
     ) -> Option<Borrow<S>> {
         let now = self.table.now();
         let size = call.lease_size(now)?;
-        let tagged: SmallVec<[_; 2]> =
-            charges.iter().map(|charge| (charge, self.table.tag(charge))).collect();
+        let tagged: SmallVec<[_; 2]> = charges
+            .iter()
+            .map(|charge| (charge, self.table.tag(charge)))
+            .collect();
         let tags: SmallVec<[u64; 2]> = tagged.iter().map(|(_, tag)| *tag).collect();
         let changes = self.table.changes(&tags);
         let (calls, share) = self.shares.reserve(&tagged, size)?;
@@ -358,13 +390,17 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
 
     /// Returns the units of the lease that was borrowed at `requested_at` when it is unused or old.
     fn return_unused(self: &Arc<Self>, key: HotKey, requested_at: u64) {
-        let Ok(runtime) = Handle::try_current() else { return };
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
         let leases = Arc::downgrade(self);
         drop(runtime.spawn(async move {
             let mut exists = true;
             while exists {
                 sleep(Duration::from_nanos(SPAN / 2)).await;
-                let Some(leases) = leases.upgrade() else { return };
+                let Some(leases) = leases.upgrade() else {
+                    return;
+                };
                 let now = leases.table.now();
                 let max_age = leases.table.max_age;
                 exists = false;
@@ -380,7 +416,10 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
 impl<S: Store + 'static> Leases<S> {
     fn end_all(&self, mut which: impl FnMut(&Lease) -> bool) {
         let now = self.table.now();
-        self.table.sets.iter().for_each(|set| self.end(set.entries.lock(), now, &mut which));
+        self.table
+            .sets
+            .iter()
+            .for_each(|set| self.end(set.entries.lock(), now, &mut which));
     }
 
     /// Ends some leases of a set, and returns their unused units to the store.
@@ -389,7 +428,9 @@ impl<S: Store + 'static> Leases<S> {
         let ended = calls.filter(|call| call.lease.as_deref().is_some_and(&mut which));
         let ended: SmallVec<[_; 1]> = ended.filter_map(|call| call.end_lease(now)).collect();
         drop(set);
-        ended.iter().for_each(|lease| lease.return_units(&*self.inner, now));
+        ended
+            .iter()
+            .for_each(|lease| lease.return_units(&*self.inner, now));
     }
 }
 
@@ -459,7 +500,9 @@ impl HotCall {
 
     /// Returns the start and the end of the borrow operation in progress, if any.
     fn borrow_operation(&self) -> Option<(Instant, watch::Receiver<()>)> {
-        self.borrow.clone().filter(|(_, end)| end.has_changed().is_ok())
+        self.borrow
+            .clone()
+            .filter(|(_, end)| end.has_changed().is_ok())
     }
 
     fn end_lease(&mut self, now: u64) -> Option<Box<Lease>> {
@@ -471,10 +514,17 @@ impl HotCall {
     }
 
     /// Returns the number of calls of the next lease, those of the last 200 ms, if the call is hot.
-    #[expect(clippy::cast_possible_truncation, reason = "the largest count is saturated")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the largest count is saturated"
+    )]
     fn lease_size(&self, now: u64) -> Option<u32> {
         let calls = self.recent(now).round() as u32;
-        let most = if now < self.limited_until { self.max_calls } else { u32::MAX };
+        let most = if now < self.limited_until {
+            self.max_calls
+        } else {
+            u32::MAX
+        };
         (calls >= HOT).then_some(calls.min(most))
     }
 
@@ -522,7 +572,9 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
         let context = OwnedContext::from(context);
         let operation: Later<S> = Box::pin(async move {
             let answer = later.await;
-            charges.with(|charges| self.decide(charges, &context.get(), answer)).await
+            charges
+                .with(|charges| self.decide(charges, &context.get(), answer))
+                .await
         });
         let mut operation = Detached(operation, Cell::new(false));
         Answer::Later(Box::pin(async move {
@@ -564,7 +616,9 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             return taken;
         };
         lease.spend(charges, lease.requested_at.saturating_sub(1_000));
-        let decision = lease.decision(lease.received_at).with_source(lease.taken.source());
+        let decision = lease
+            .decision(lease.received_at)
+            .with_source(lease.taken.source());
         lease.share = self.share.take();
         let mut unused = Some(Box::new(lease));
         // The next lease is gathered as well, unless the store has enough units for it.
@@ -592,12 +646,21 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
         let AvailableCalls { now: left, soon } = available_calls(charges, &denial);
         let gathers = self.scarce && self.calls <= soon;
         if !gathers && (soon > 1 || left == 0) {
-            let wait = denial.outcomes().iter().map(Outcome::retry_ns).max().unwrap_or(SPAN);
+            let wait = denial
+                .outcomes()
+                .iter()
+                .map(Outcome::retry_ns)
+                .max()
+                .unwrap_or(SPAN);
             self.limit(soon, if soon > 1 { SPAN } else { wait });
         }
         if left > 0 && !gathers && !denial.is_blocked() && self.calls > 1 {
             // Other processes take units at the same time.
-            self.calls = if self.partial { 1 } else { left.min(self.calls - 1) };
+            self.calls = if self.partial {
+                1
+            } else {
+                left.min(self.calls - 1)
+            };
             self.partial = true;
             return None;
         }
@@ -629,7 +692,9 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
 
 /// Returns charges that cost `calls` times as much.
 fn for_calls<'a>(charges: &[Charge<'a>], calls: u32) -> SmallVec<[Charge<'a>; 4]> {
-    let all = charges.iter().map(|charge| charge.with_cost(charge.cost.saturating_mul(calls)));
+    let all = charges
+        .iter()
+        .map(|charge| charge.with_cost(charge.cost.saturating_mul(calls)));
     all.collect()
 }
 
@@ -659,7 +724,10 @@ fn available_calls(charges: &[Charge<'_>], decision: &Decision) -> AvailableCall
             soon = Some(soon.unwrap_or(refilled).min(refilled));
         }
     }
-    AvailableCalls { now: now.unwrap_or(0), soon: soon.unwrap_or(0) }
+    AvailableCalls {
+        now: now.unwrap_or(0),
+        soon: soon.unwrap_or(0),
+    }
 }
 
 /// A future, and `true` if it has completed. Completes in the background if it is dropped.
@@ -681,7 +749,10 @@ fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
         let two_calls = u64::from(cost) * 2;
         if !is_plain(charge)
             || charge.demand() != Demand::units(cost)
-            || charge.quotas.iter().any(|quota| two_calls > percent.of(quota.limit()))
+            || charge
+                .quotas
+                .iter()
+                .any(|quota| two_calls > percent.of(quota.limit()))
             || !charge.quotas.iter().all(is_borrowable)
         {
             return false;
@@ -713,20 +784,35 @@ mod tests {
 
     #[test]
     fn a_lease_is_for_the_calls_of_the_last_200_ms() {
-        assert_eq!([10, 5, 2, 1].map(|gap| after(2_000, gap)), [20, 40, 100, 200]);
-        assert_eq!([2, 3, 19, 5_000].map(|calls| after(calls, 0)), [0, 4, 20, 5_001]);
+        assert_eq!(
+            [10, 5, 2, 1].map(|gap| after(2_000, gap)),
+            [20, 40, 100, 200]
+        );
+        assert_eq!(
+            [2, 3, 19, 5_000].map(|calls| after(calls, 0)),
+            [0, 4, 20, 5_001]
+        );
     }
 
     #[test]
     fn processes_share_the_percentage() {
-        let share = |instances| Percent { percent: 25, instances: Instances::from(instances) };
-        assert_eq!([1, 5, 8, 1_000].map(|n| share(n).of(1_000)), [250, 50, 31, 0]);
+        let share = |instances| Percent {
+            percent: 25,
+            instances: Instances::from(instances),
+        };
+        assert_eq!(
+            [1, 5, 8, 1_000].map(|n| share(n).of(1_000)),
+            [250, 50, 31, 0]
+        );
         assert_eq!(share(1).of(u32::MAX), u64::from(u32::MAX / 4));
     }
 
     #[test]
     fn a_key_without_four_calls_in_200_ms_gets_no_lease() {
-        assert_eq!([50, 70, 199, 200, 1_000].map(|gap| after(100, gap)), [4, 0, 0, 0, 0]);
+        assert_eq!(
+            [50, 70, 199, 200, 1_000].map(|gap| after(100, gap)),
+            [4, 0, 0, 0, 0]
+        );
     }
 
     #[test]
@@ -735,7 +821,10 @@ mod tests {
         hot.count(100.0, 0);
         (hot.max_calls, hot.limited_until) = (7, SPAN);
         hot.count(100.0, SPAN - 1);
-        assert_eq!([SPAN - 1, SPAN].map(|at| hot.lease_size(at)), [7, 100].map(Some));
+        assert_eq!(
+            [SPAN - 1, SPAN].map(|at| hot.lease_size(at)),
+            [7, 100].map(Some)
+        );
     }
 
     #[test]
@@ -747,8 +836,16 @@ mod tests {
 
     #[test]
     fn entries_take_no_more_memory_than_documented() {
-        assert!(size_of::<HotSet<HotCall>>() <= 48, "{}", size_of::<HotSet<HotCall>>());
-        assert!(size_of::<(HotKey, HotCall)>() <= 96, "{}", size_of::<(HotKey, HotCall)>());
+        assert!(
+            size_of::<HotSet<HotCall>>() <= 48,
+            "{}",
+            size_of::<HotSet<HotCall>>()
+        );
+        assert!(
+            size_of::<(HotKey, HotCall)>() <= 96,
+            "{}",
+            size_of::<(HotKey, HotCall)>()
+        );
         assert!(size_of::<Lease>() <= 1_400, "{}", size_of::<Lease>());
     }
 }

@@ -45,7 +45,10 @@ impl Shares {
     /// Reserves all units of an account, so that none are borrowed.
     pub(super) fn close(self: &Arc<Self>, tag: u64) -> Share {
         *self.reserved.lock().entry(tag).or_default() += CLOSED;
-        Share { shares: self.clone(), parts: smallvec![(tag, CLOSED)] }
+        Share {
+            shares: self.clone(),
+            parts: smallvec![(tag, CLOSED)],
+        }
     }
 
     /// Reserves units for up to `calls` calls. Returns the number of calls, if several fit.
@@ -72,13 +75,21 @@ impl Shares {
             *reserved.entry(*tag).or_default() += units;
             parts.push((*tag, units));
         }
-        Some((calls, Share { parts, shares: self.clone() }))
+        Some((
+            calls,
+            Share {
+                parts,
+                shares: self.clone(),
+            },
+        ))
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         let mut reserved = self.shares.reserved.lock();
-        self.parts.iter().for_each(|(tag, units)| subtract(&mut reserved, *tag, *units));
+        self.parts
+            .iter()
+            .for_each(|(tag, units)| subtract(&mut reserved, *tag, *units));
     }
 }

@@ -57,14 +57,20 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             }
         });
         rx.await.unwrap_or_else(|_| {
-            Err(RedisError::new(RedisErrorKind::Other, "the task of the decision ended"))
+            Err(RedisError::new(
+                RedisErrorKind::Other,
+                "the task of the decision ended",
+            ))
         })
     }
 
     /// Returns the decision that [`take_parts`](Self::take_parts) would make.
     pub(crate) async fn peek_parts(self, request: Arc<Request>) -> Result<Decision, RedisError> {
         let mut parts = Parts::new(&request, request.split(self.settings.sharded));
-        let calls = parts.parts.iter().map(|part| self.execute(part, ScriptOp::Peek));
+        let calls = parts
+            .parts
+            .iter()
+            .map(|part| self.execute(part, ScriptOp::Peek));
         parts.replies = join_all(calls).await;
         parts.combine(parts.permit())
     }
@@ -112,15 +118,24 @@ struct Parts<'r> {
 
 impl<'r> Parts<'r> {
     fn new(request: &'r Request, parts: Vec<Request>) -> Self {
-        let parts = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
-        Self { request, parts, replies: Vec::new() }
+        let parts = parts
+            .into_iter()
+            .map(|part| Arc::new(part.standalone()))
+            .collect();
+        Self {
+            request,
+            parts,
+            replies: Vec::new(),
+        }
     }
 
     /// Returns `true` if all calls were allowed. Otherwise, no part keeps its charges.
     fn permit(&self) -> bool {
         let mut calls = self.parts.iter().zip(&self.replies);
         calls.all(|(part, reply)| {
-            reply.as_ref().is_ok_and(|reply| reply.allowed > 0 && !reply.is_outside(part))
+            reply
+                .as_ref()
+                .is_ok_and(|reply| reply.allowed > 0 && !reply.is_outside(part))
         })
     }
 
@@ -132,24 +147,43 @@ impl<'r> Parts<'r> {
 
     fn combine(&mut self, keeps: bool) -> Result<Decision, RedisError> {
         // The slots of a denied request are freed at once.
-        let holds = self.replies.iter_mut().flatten().map(|reply| mem::take(&mut reply.holds));
+        let holds = self
+            .replies
+            .iter_mut()
+            .flatten()
+            .map(|reply| mem::take(&mut reply.holds));
         let holds = holds.filter(|_| keeps).flatten().collect();
         for reply in &self.replies {
             reply.as_ref().map_err(RedisError::clone)?;
         }
         let accounts = self.request.accounts.iter().filter_map(|account| {
             let own = self.reply_to(account)?;
-            Some(if keeps { own.clone() } else { own.undone(account) })
+            Some(if keeps {
+                own.clone()
+            } else {
+                own.undone(account)
+            })
         });
         let accounts = accounts.collect();
         let allowed = keeps.into();
-        Reply { allowed, accounts, holds }.into_decision(self.request)
+        Reply {
+            allowed,
+            accounts,
+            holds,
+        }
+        .into_decision(self.request)
     }
 
     fn reply_to(&self, account: &AccountRequest) -> Option<&AccountReply> {
-        self.parts.iter().zip(&self.replies).find_map(|(part, reply)| {
-            let at = part.accounts.iter().position(|other| other.address == account.address)?;
-            Some(&reply.as_ref().ok()?.accounts[at])
-        })
+        self.parts
+            .iter()
+            .zip(&self.replies)
+            .find_map(|(part, reply)| {
+                let at = part
+                    .accounts
+                    .iter()
+                    .position(|other| other.address == account.address)?;
+                Some(&reply.as_ref().ok()?.accounts[at])
+            })
     }
 }

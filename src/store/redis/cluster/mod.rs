@@ -78,7 +78,10 @@ impl ClusterLink {
             return Err((Raw::InvalidClientConfig, "no address of a cluster is given").into());
         }
         let routes = Routes {
-            seeds: seeds.iter().map(|(host, port)| Node::new(&connect, host, *port)).collect(),
+            seeds: seeds
+                .iter()
+                .map(|(host, port)| Node::new(&connect, host, *port))
+                .collect(),
             connect,
             owners: watch::Sender::default(),
             missing: FailureDomain::new("a slot without a server"),
@@ -86,7 +89,9 @@ impl ClusterLink {
             is_wanted: AtomicBool::new(false),
             refreshes: AtomicUsize::new(0),
         };
-        Ok(Self { routes: Arc::new(routes) })
+        Ok(Self {
+            routes: Arc::new(routes),
+        })
     }
 
     /// Returns the servers of these accounts.
@@ -133,7 +138,10 @@ impl ClusterLink {
     /// Returns the addresses of the masters whose circuit breaker is open.
     pub(crate) fn failing(&self) -> Vec<String> {
         let masters = self.routes.masters().into_iter();
-        masters.filter(|node| node.domain.is_open()).map(|node| node.address.clone()).collect()
+        masters
+            .filter(|node| node.domain.is_open())
+            .map(|node| node.address.clone())
+            .collect()
     }
 
     /// Sends a command to the master of `slot`. Follows redirections.
@@ -180,9 +188,12 @@ impl ClusterLink {
         let deadline = Instant::now() + TIMEOUT;
         drop(self.routes.loaded(deadline).await);
         let masters = self.routes.masters();
-        let calls = masters
-            .iter()
-            .map(async |node| (node.address.clone(), node.call(command, false, deadline).await));
+        let calls = masters.iter().map(async |node| {
+            (
+                node.address.clone(),
+                node.call(command, false, deadline).await,
+            )
+        });
         join_all(calls).await
     }
 }
@@ -232,8 +243,13 @@ impl ConnectionLike for ClusterLink {
 impl fmt::Debug for ClusterLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let masters = self.routes.masters();
-        let addresses: Vec<_> = masters.iter().map(|node: &Arc<Node>| &node.address).collect();
-        f.debug_struct("ClusterLink").field("masters", &addresses).finish_non_exhaustive()
+        let addresses: Vec<_> = masters
+            .iter()
+            .map(|node: &Arc<Node>| &node.address)
+            .collect();
+        f.debug_struct("ClusterLink")
+            .field("masters", &addresses)
+            .finish_non_exhaustive()
     }
 }
 
@@ -295,7 +311,10 @@ impl Routes {
         loop {
             match &*updates.borrow_and_update() {
                 owners if !owners.masters.is_empty() => return Ok(()),
-                SlotOwners { failed: Some(failed), .. } if !waits => return Err(failed.clone()),
+                SlotOwners {
+                    failed: Some(failed),
+                    ..
+                } if !waits => return Err(failed.clone()),
                 _ => waits = false,
             }
             if timeout_at(deadline, updates.changed()).await.is_err() {
@@ -308,15 +327,29 @@ impl Routes {
 
     /// Returns the master of a slot.
     pub(crate) fn master(&self, slot: u16) -> RedisResult<Arc<Node>> {
-        let master = self.owners.borrow().masters.get(usize::from(slot)).cloned().flatten();
+        let master = self
+            .owners
+            .borrow()
+            .masters
+            .get(usize::from(slot))
+            .cloned()
+            .flatten();
         master.ok_or_else(|| not_connected("no server of the cluster has the slot"))
     }
 
     /// Returns the masters of all slots.
     pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
         let owners = self.owners.borrow();
-        let masters = owners.masters.iter().flatten().map(|node| (&node.address, node));
-        masters.collect::<BTreeMap<_, _>>().into_values().cloned().collect()
+        let masters = owners
+            .masters
+            .iter()
+            .flatten()
+            .map(|node| (&node.address, node));
+        masters
+            .collect::<BTreeMap<_, _>>()
+            .into_values()
+            .cloned()
+            .collect()
     }
 
     /// Returns the server that a redirection names. Updates the master of the slot if the slot has
@@ -329,12 +362,22 @@ impl Routes {
     ) -> RedisResult<Arc<Node>> {
         let target = redirection.redirect_node();
         let target = target.and_then(|(to, slot)| Some((split_address(to)?, slot)));
-        let Some(((host, port), slot)) = target else { return Err(redirection.clone()) };
-        let host = if host.is_empty() { from.host.as_str() } else { host };
+        let Some(((host, port), slot)) = target else {
+            return Err(redirection.clone());
+        };
+        let host = if host.is_empty() {
+            from.host.as_str()
+        } else {
+            host
+        };
         let mut node = self.node(&self.owners.borrow().nodes, host, port);
         self.owners.send_if_modified(|owners| {
             // Another call may have added the server.
-            node = owners.nodes.entry(node.address.clone()).or_insert(node.clone()).clone();
+            node = owners
+                .nodes
+                .entry(node.address.clone())
+                .or_insert(node.clone())
+                .clone();
             if let Some(master) = owners.masters.get_mut(usize::from(slot)).filter(|_| moved) {
                 *master = Some(node.clone());
             }
@@ -369,9 +412,12 @@ impl Routes {
 
     fn node(&self, nodes: &HashMap<String, Arc<Node>>, host: &str, port: u16) -> Arc<Node> {
         let address = format!("{host}:{port}");
-        let known =
-            nodes.get(&address).or_else(|| self.seeds.iter().find(|seed| seed.address == address));
-        known.cloned().unwrap_or_else(|| Node::new(&self.connect, host, port))
+        let known = nodes
+            .get(&address)
+            .or_else(|| self.seeds.iter().find(|seed| seed.address == address));
+        known
+            .cloned()
+            .unwrap_or_else(|| Node::new(&self.connect, host, port))
     }
 
     /// Returns the owners of reported ranges. Known nodes keep their connections.
@@ -386,7 +432,11 @@ impl Routes {
             let servers: Vec<_> = servers.collect();
             masters[range.first.into()..=range.last.into()].fill(servers.first().cloned());
         }
-        SlotOwners { masters, nodes, failed: None }
+        SlotOwners {
+            masters,
+            nodes,
+            failed: None,
+        }
     }
 
     fn update(&self, ranges: RedisResult<Vec<SlotRange>>) {
@@ -488,7 +538,12 @@ impl Node {
         let connect = connector.connect.clone();
         let name = host.clone();
         let link = Link::new(Box::new(move || connect(&name, port)), connector.is_judged);
-        Arc::new(Self { host, address, domain, link })
+        Arc::new(Self {
+            host,
+            address,
+            domain,
+            link,
+        })
     }
 
     /// Sends a command.
@@ -519,7 +574,14 @@ impl Node {
     /// Asks the server for all slots of the cluster.
     pub(crate) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
         let mut command = cmd("CLUSTER");
-        ranges(&self.link.clone().req_packed_command(command.arg("SLOTS")).await?, &self.host)
+        ranges(
+            &self
+                .link
+                .clone()
+                .req_packed_command(command.arg("SLOTS"))
+                .await?,
+            &self.host,
+        )
     }
 
     async fn send(&self, command: &Cmd, asking: bool) -> RedisResult<Value> {
@@ -547,13 +609,19 @@ pub(crate) struct SlotRange {
 /// Returns the slot of a key: its CRC-16, as defined by Redis Cluster.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     // Each key of this store contains braces, and the text inside of them selects the slot.
-    let inside =
-        key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|b| *b == b'}').next());
+    let inside = key
+        .split(|byte| *byte == b'{')
+        .nth(1)
+        .and_then(|rest| rest.split(|b| *b == b'}').next());
     let mut crc = 0;
     for byte in inside.unwrap_or(key) {
         crc ^= u16::from(*byte) << 8;
         for _ in 0..8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+            crc = if crc & 0x8000 == 0 {
+                crc << 1
+            } else {
+                crc << 1 ^ 0x1021
+            };
         }
     }
     crc % SLOTS
@@ -577,19 +645,36 @@ pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
 }
 
 fn read(range: &Value, host: &str) -> Option<SlotRange> {
-    let [first, last, servers @ ..] = range.as_sequence()? else { return None };
+    let [first, last, servers @ ..] = range.as_sequence()? else {
+        return None;
+    };
     let first = int(first)?;
     let last = int(last)?;
     // Without its master, a range has no server for writes.
     read_address(servers.first()?, host)?;
-    let servers = servers.iter().filter_map(|server| read_address(server, host)).collect();
-    (first <= last && last < SLOTS).then_some(SlotRange { first, last, servers })
+    let servers = servers
+        .iter()
+        .filter_map(|server| read_address(server, host))
+        .collect();
+    (first <= last && last < SLOTS).then_some(SlotRange {
+        first,
+        last,
+        servers,
+    })
 }
 
 fn read_address(server: &Value, host: &str) -> Option<(String, u16)> {
-    let [name, port, ..] = server.as_sequence()? else { return None };
-    let name = from_redis_value_ref::<Option<String>>(name).ok()?.unwrap_or_default();
-    let name = if name.is_empty() { host.to_owned() } else { name };
+    let [name, port, ..] = server.as_sequence()? else {
+        return None;
+    };
+    let name = from_redis_value_ref::<Option<String>>(name)
+        .ok()?
+        .unwrap_or_default();
+    let name = if name.is_empty() {
+        host.to_owned()
+    } else {
+        name
+    };
     // A question mark is the host of a server that the replying server does not know.
     (name != "?").then_some((name, int(port)?))
 }
@@ -614,7 +699,11 @@ mod tests {
     #[test]
     fn slots_match_those_of_redis_cluster() {
         // The output of CLUSTER KEYSLOT.
-        for (key, expected) in [("sluice:3:{foo}", 12_182), ("{bar}:0", 5_061), ("a", 15_495)] {
+        for (key, expected) in [
+            ("sluice:3:{foo}", 12_182),
+            ("{bar}:0", 5_061),
+            ("a", 15_495),
+        ] {
             assert_eq!(slot(key.as_bytes()), expected, "{key}");
         }
     }
@@ -630,7 +719,11 @@ mod tests {
             Value::Nil,
         ]);
         let servers = vec![("10.0.0.1".into(), 7_000), ("me".into(), 7_001)];
-        let expected = [SlotRange { first: 0, last: 99, servers }];
+        let expected = [SlotRange {
+            first: 0,
+            last: 99,
+            servers,
+        }];
         assert_eq!(ranges(&reply, "me").expect("one range"), expected);
         assert!(ranges(&Value::Array(vec![]), "me").is_err());
         assert!(ranges(&Value::Int(1), "me").is_err());
@@ -639,7 +732,10 @@ mod tests {
     #[test]
     fn addresses_are_split_at_the_last_colon() {
         assert_eq!(split_address("10.0.0.1:7000"), Some(("10.0.0.1", 7_000)));
-        assert_eq!(split_address("2001:db8::1:7000"), Some(("2001:db8::1", 7_000)));
+        assert_eq!(
+            split_address("2001:db8::1:7000"),
+            Some(("2001:db8::1", 7_000))
+        );
         assert_eq!(split_address(":7000"), Some(("", 7_000)));
         assert!(split_address("7000").is_none() && split_address("a:70000").is_none());
     }
@@ -647,7 +743,12 @@ mod tests {
     #[test]
     fn the_key_of_a_command_is_found() {
         let mut command = Cmd::new();
-        command.arg("EVALSHA").arg("0123").arg(1).arg("{foo}").arg("plan");
+        command
+            .arg("EVALSHA")
+            .arg("0123")
+            .arg(1)
+            .arg("{foo}")
+            .arg("plan");
         assert_eq!(key(&command), Some(&b"{foo}"[..]));
         command = redis::cmd("ZREM");
         command.arg("{foo}").arg("member");

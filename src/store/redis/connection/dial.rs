@@ -42,10 +42,21 @@ pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
         Tcp(host, port) => {
             let stream = connect(host, *port, info.tcp_settings()).await?;
             let silence = Silence::new(in_kernel(SockRef::from(&stream).try_clone()?));
-            log_in(login, Noted::new(stream, silence.clone()), silence, on_runtime).await
+            log_in(
+                login,
+                Noted::new(stream, silence.clone()),
+                silence,
+                on_runtime,
+            )
+            .await
         }
         #[cfg(feature = "redis-tls")]
-        TcpTls { host, port, insecure: false, tls_params: None } => {
+        TcpTls {
+            host,
+            port,
+            insecure: false,
+            tls_params: None,
+        } => {
             let stream = connect(host, *port, info.tcp_settings()).await?;
             let silence = Silence::new(in_kernel(SockRef::from(&stream).try_clone()?));
             let stream = tls(host, Noted::new(stream, silence.clone())).await?;
@@ -55,12 +66,23 @@ pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
         Unix(path) => {
             let stream = UnixStream::connect(path).await?;
             let silence = Silence::new(in_kernel(SockRef::from(&stream).try_clone()?));
-            log_in(login, Noted::new(stream, silence.clone()), silence, on_runtime).await
+            log_in(
+                login,
+                Noted::new(stream, silence.clone()),
+                silence,
+                on_runtime,
+            )
+            .await
         }
         // With a certificate of the client, or without a check of the server's.
         _ => {
-            let connection = client.get_multiplexed_async_connection_with_config(&config()).await?;
-            Ok(Dialed { connection, silence: None })
+            let connection = client
+                .get_multiplexed_async_connection_with_config(&config())
+                .await?;
+            Ok(Dialed {
+                connection,
+                silence: None,
+            })
         }
     }
 }
@@ -73,9 +95,14 @@ pub(crate) fn on_runtime(task: BoxFuture<()>) {
 /// Connects to the first address of a host that accepts.
 async fn connect(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
     let addresses = lookup_host((host, port)).await?;
-    let attempts: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
+    let attempts: Vec<_> = addresses
+        .map(|address| Box::pin(TcpStream::connect(address)))
+        .collect();
     if attempts.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "the host has no address",
+        ));
     }
     let stream = select_ok(attempts).await?.0;
     stream.set_nodelay(settings.nodelay())?;
@@ -102,7 +129,10 @@ where
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
     let opened = MultiplexedConnection::new_with_config(login, stream, config).await?;
     spawn(Box::pin(opened.1));
-    Ok(Dialed { connection: opened.0, silence: Some(silence) })
+    Ok(Dialed {
+        connection: opened.0,
+        silence: Some(silence),
+    })
 }
 
 /// Starts TLS, with the certificates that the system trusts.
@@ -119,9 +149,12 @@ async fn tls(
     for certificate in trusted.certs {
         roots.add(certificate).map_err(io::Error::other)?;
     }
-    let settings =
-        rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let settings = rustls::ClientConfig::builder()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
     let name =
         rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-    Ok(tokio_rustls::TlsConnector::from(Arc::new(settings)).connect(name, stream).await?)
+    Ok(tokio_rustls::TlsConnector::from(Arc::new(settings))
+        .connect(name, stream)
+        .await?)
 }

@@ -94,12 +94,21 @@ impl FirstLines {
         {
             return look.problem.clone();
         }
-        let line = timeout(SPEAKS, listen(server)).await.ok().and_then(Result::ok);
+        let line = timeout(SPEAKS, listen(server))
+            .await
+            .ok()
+            .and_then(Result::ok);
         let is_tls = matches!(server, TcpTls { .. });
         let problem = line.and_then(|line| line.problem((!is_tls).then_some("give rediss://")));
         let mut looks = self.looks();
         looks.retain(|_, look| look.at.elapsed() < FRESH);
-        looks.insert(address, Look { at: Instant::now(), problem: problem.clone() });
+        looks.insert(
+            address,
+            Look {
+                at: Instant::now(),
+                problem: problem.clone(),
+            },
+        );
         problem
     }
 
@@ -115,7 +124,11 @@ impl FirstLine {
         let is_tls = start_tls.is_none();
         let fix = start_tls.unwrap_or_default();
         let text = String::from_utf8_lossy(&self.bytes);
-        let words = text.lines().next().unwrap_or_default().trim_start_matches(['-', '+']);
+        let words = text
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .trim_start_matches(['-', '+']);
         let problem = match self.bytes.first() {
             // A server with TLS answers no question in plain text.
             None if is_tls && self.asked => return None,
@@ -169,9 +182,15 @@ async fn first_line(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Resu
     if let Ok(read) = timeout(UNASKED, stream.read(&mut bytes)).await {
         // A reset is an end without a word.
         let bytes = bytes[..read.unwrap_or(0)].to_vec();
-        return Ok(FirstLine { bytes, asked: false });
+        return Ok(FirstLine {
+            bytes,
+            asked: false,
+        });
     }
     stream.write_all(b"PING\r\n").await?;
     let read = stream.read(&mut bytes).await.unwrap_or(0);
-    Ok(FirstLine { bytes: bytes[..read].to_vec(), asked: true })
+    Ok(FirstLine {
+        bytes: bytes[..read].to_vec(),
+        asked: true,
+    })
 }

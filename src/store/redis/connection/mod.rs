@@ -109,7 +109,9 @@ impl OpenConnection {
         silence: Option<Arc<Silence>>,
         reply: impl Future<Output = RedisResult<T>>,
     ) -> RedisResult<T> {
-        let Some(silence) = silence else { return reply.await };
+        let Some(silence) = silence else {
+            return reply.await;
+        };
         let mut reply = pin!(reply);
         let end = Instant::now() + LONGEST;
         let mut pause = TIMEOUT;
@@ -170,11 +172,17 @@ impl Link {
                 // The next attempt may start much later, and the current attempt may end with its
                 // runtime.
                 let left = RECONNECT_GRACE.saturating_sub(start.elapsed());
-                let pause = if left.is_zero() { RECONNECT_GRACE } else { left };
+                let pause = if left.is_zero() {
+                    RECONNECT_GRACE
+                } else {
+                    left
+                };
                 let _ = timeout(pause, states.changed()).await;
             }
         };
-        timeout(TIMEOUT, wait).await.unwrap_or_else(|_| Err(not_connected("no connection in time")))
+        timeout(TIMEOUT, wait)
+            .await
+            .unwrap_or_else(|_| Err(not_connected("no connection in time")))
     }
 
     /// Returns `true` if the connections note silence.
@@ -184,17 +192,29 @@ impl Link {
 
     /// Returns the state of the server, which is silent if bytes have no answer for `time`.
     pub(crate) fn server_state(&self, time: Duration) -> ServerState {
-        let LinkState::Up(open) = &*self.0.state.borrow() else { return ServerState::Silent };
-        let Some(silence) = &open.silence else { return ServerState::Unknown };
+        let LinkState::Up(open) = &*self.0.state.borrow() else {
+            return ServerState::Silent;
+        };
+        let Some(silence) = &open.silence else {
+            return ServerState::Unknown;
+        };
         let left = silence.until_silent_for(time);
-        if left.is_zero() { ServerState::Silent } else { ServerState::Answers(left) }
+        if left.is_zero() {
+            ServerState::Silent
+        } else {
+            ServerState::Answers(left)
+        }
     }
 
     /// Records a request. Returns `true` if the connection must be replaced first.
     fn is_dead(&self, open: &OpenConnection) -> bool {
         let silence = open.silence.as_ref();
         let is_silent = silence.is_some_and(|silence| silence.until_silent_for(TIMEOUT).is_zero());
-        let longest = if silence.is_some() { STALL_TIMEOUT } else { MAX_SILENCE };
+        let longest = if silence.is_some() {
+            STALL_TIMEOUT
+        } else {
+            MAX_SILENCE
+        };
         self.0.watchdog.request_sent(longest) || is_silent
     }
 
@@ -228,8 +248,12 @@ impl Link {
 
     /// Discards the current connection after an invalid reply, if `connection` is a [`Link`].
     pub(crate) fn discard_current(connection: &dyn Any) {
-        let Some(link) = connection.downcast_ref::<Self>() else { return };
-        let LinkState::Up(open) = link.0.state.borrow().clone() else { return };
+        let Some(link) = connection.downcast_ref::<Self>() else {
+            return;
+        };
+        let LinkState::Up(open) = link.0.state.borrow().clone() else {
+            return;
+        };
         link.discard(open.since, &not_connected("a reply was invalid"));
     }
 }
@@ -270,9 +294,16 @@ impl LinkInner {
         let dialed = dialed.unwrap_or_else(|_| Err(not_connected("no connection in time")));
         let is_up = dialed.is_ok();
         self.state.send_replace(match dialed {
-            Ok(Dialed { connection, silence }) => {
+            Ok(Dialed {
+                connection,
+                silence,
+            }) => {
                 self.watchdog.reply_received();
-                LinkState::Up(OpenConnection { connection, silence, since: Instant::now() })
+                LinkState::Up(OpenConnection {
+                    connection,
+                    silence,
+                    since: Instant::now(),
+                })
             }
             Err(error) => LinkState::Down(Some(error)),
         });
@@ -282,7 +313,9 @@ impl LinkInner {
 
 /// Returns a random time up to a bound. The bound doubles with each attempt.
 fn backoff(attempt: u32) -> Duration {
-    let bound = BASE_BACKOFF.saturating_mul(1 << attempt.min(16)).min(MAX_BACKOFF);
+    let bound = BASE_BACKOFF
+        .saturating_mul(1 << attempt.min(16))
+        .min(MAX_BACKOFF);
     let random = RandomState::new().hash_one(attempt) % 1_000;
     bound * u32::try_from(random).unwrap_or(0) / 1_000
 }
@@ -365,7 +398,9 @@ impl ConnectionLike for Link {
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let up = matches!(&*self.0.state.borrow(), LinkState::Up(_));
-        f.debug_struct("Link").field("up", &up).finish_non_exhaustive()
+        f.debug_struct("Link")
+            .field("up", &up)
+            .finish_non_exhaustive()
     }
 }
 
@@ -398,11 +433,22 @@ mod tests {
     #[test]
     fn backoff_is_a_random_share_of_a_bound_that_doubles() {
         for attempt in 1..40 {
-            let bound = BASE_BACKOFF.saturating_mul(1 << attempt.min(16)).min(MAX_BACKOFF);
+            let bound = BASE_BACKOFF
+                .saturating_mul(1 << attempt.min(16))
+                .min(MAX_BACKOFF);
             let backoffs: Vec<_> = (0..200).map(|_| backoff(attempt)).collect();
-            assert!(backoffs.iter().all(|backoff| *backoff < bound), "{attempt}: {backoffs:?}");
-            assert!(backoffs.iter().any(|backoff| *backoff > bound / 2), "{attempt}");
-            assert!(backoffs.iter().any(|backoff| *backoff < bound / 2), "{attempt}");
+            assert!(
+                backoffs.iter().all(|backoff| *backoff < bound),
+                "{attempt}: {backoffs:?}"
+            );
+            assert!(
+                backoffs.iter().any(|backoff| *backoff > bound / 2),
+                "{attempt}"
+            );
+            assert!(
+                backoffs.iter().any(|backoff| *backoff < bound / 2),
+                "{attempt}"
+            );
         }
     }
 
@@ -412,7 +458,10 @@ mod tests {
         for _ in 0..3 {
             assert!(!watchdog.request_sent(MAX_SILENCE), "the first request");
             advance(Duration::from_secs(60)).await;
-            assert!(!watchdog.request_sent(MAX_SILENCE), "the caller before may be dropped");
+            assert!(
+                !watchdog.request_sent(MAX_SILENCE),
+                "the caller before may be dropped"
+            );
             watchdog.reply_received();
         }
     }

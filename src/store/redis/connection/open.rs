@@ -76,7 +76,10 @@ impl RedisStore {
         let place = server.addr().to_string();
         let client = Client::open(server)?;
         let lines = FirstLines::default();
-        let link = Link::new(Box::new(move || Box::pin(open(client.clone(), lines.clone()))), true);
+        let link = Link::new(
+            Box::new(move || Box::pin(open(client.clone(), lines.clone()))),
+            true,
+        );
         Ok(Self::with_connection(link).at(&place))
     }
 
@@ -188,7 +191,10 @@ impl RedisStore {
 
     fn on_master(urls: &[&str], name: &str) -> Result<RedisBuilder, RedisError> {
         let mut sentinels = addresses(urls)?;
-        let servers: Arc<[_]> = sentinels.iter().map(|server| server.addr().clone()).collect();
+        let servers: Arc<[_]> = sentinels
+            .iter()
+            .map(|server| server.addr().clone())
+            .collect();
         let lines = FirstLines::default();
         let master = sentinels[0].redis_settings().clone();
         let address = sentinels[0].addr();
@@ -197,7 +203,9 @@ impl RedisStore {
             TcpTls { .. } => Some(TlsMode::Secure),
             _ => None,
         };
-        sentinels[0] = sentinels[0].clone().set_redis_settings(RedisConnectionInfo::default());
+        sentinels[0] = sentinels[0]
+            .clone()
+            .set_redis_settings(RedisConnectionInfo::default());
         let node = SentinelNodeConnectionInfo::default()
             .set_redis_connection_info(master)
             .set_tcp_settings(tcp());
@@ -381,7 +389,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let info = cmd("INFO");
         let key = [self.settings.addresses.account(rule(), &Key::everyone())];
         let script = async {
-            let ran = self.run(self.script(ScriptKind::Probe, []), &key, Vec::new()).await;
+            let ran = self
+                .run(self.script(ScriptKind::Probe, []), &key, Vec::new())
+                .await;
             // Redis closes a connection without a login that sends 16 KiB or more.
             if ran.is_ok() {
                 self.load_scripts().await;
@@ -394,7 +404,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let servers = infos.len();
         let mut missing = 0;
         for (server, info) in infos {
-            match info.and_then(|info| Ok(from_redis_value(info)?)).map_err(RedisError::from) {
+            match info
+                .and_then(|info| Ok(from_redis_value(info)?))
+                .map_err(RedisError::from)
+            {
                 Ok(info) => add_warnings(&mut warnings, &info)?,
                 Err(error) if error.kind().is_absence() => {
                     let warning = format!("{server}: {error}; the requests for its keys fail");
@@ -419,7 +432,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let kinds = [ScriptKind::Plain, ScriptKind::Adjust];
         join_all(kinds.map(async |kind| {
             let mut load = cmd("SCRIPT");
-            self.on_all(load.arg("LOAD").arg(&self.script(kind, [b'g']).text)).await
+            self.on_all(load.arg("LOAD").arg(&self.script(kind, [b'g']).text))
+                .await
         }))
         .await;
     }
@@ -435,13 +449,19 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Appends a suggested fix to an error.
     fn with_fix(&self, error: RedisError) -> RedisError {
         let text = error.to_string();
-        let is_login = ["uthentication", "WRONGPASS"].iter().any(|word| text.contains(word));
+        let is_login = ["uthentication", "WRONGPASS"]
+            .iter()
+            .any(|word| text.contains(word));
         match error.kind() {
             RedisErrorKind::Replica => error.with_fix("give the address of the primary"),
             RedisErrorKind::Denied if is_login => error.with_fix("check the user and password"),
             RedisErrorKind::Denied => {
                 let prefix = &self.settings.addresses.prefix;
-                let more = if self.settings.sharded { CLUSTER_PERMISSIONS } else { "" };
+                let more = if self.settings.sharded {
+                    CLUSTER_PERMISSIONS
+                } else {
+                    ""
+                };
                 let fix = format!("permit it: ACL SETUSER <user> ~{prefix}:* {PERMISSIONS}{more}");
                 error.with_fix(&fix)
             }
@@ -455,7 +475,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let key = Key::everyone();
         let quotas = [Quota::per_second(1)];
         let look = Charge::new(rule(), &key, &quotas).with_cost(0);
-        let failing = self.cluster_link().map(ClusterLink::failing).unwrap_or_default();
+        let failing = self
+            .cluster_link()
+            .map(ClusterLink::failing)
+            .unwrap_or_default();
         match self.call(Op::Take(&[look]), &Context::default()).await {
             Ok(_) if !failing.is_empty() => {
                 Health::failing("redis", format!("failing servers: {}", failing.join(", ")))
@@ -465,7 +488,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
                     0 => String::new(),
                     n => format!("; {n} accounts were invalid and have been replaced"),
                 };
-                Health::healthy("redis", format!("answered in {:?}{healed}", started.elapsed()))
+                Health::healthy(
+                    "redis",
+                    format!("answered in {:?}{healed}", started.elapsed()),
+                )
             }
             Err(error) => Health::failing("redis", error.to_string()),
         }
@@ -483,14 +509,21 @@ async fn open_master(
     lines: FirstLines,
 ) -> RedisResult<Dialed> {
     let mut client = client?;
-    lines.explain(&servers, async { dial(client.async_get_client().await?).await }).await
+    lines
+        .explain(&servers, async {
+            dial(client.async_get_client().await?).await
+        })
+        .await
 }
 
 /// Opens a connection that does not note silence.
 async fn unjudged(
     connection: impl Future<Output = RedisResult<MultiplexedConnection>>,
 ) -> RedisResult<Dialed> {
-    Ok(Dialed { connection: connection.await?, silence: None })
+    Ok(Dialed {
+        connection: connection.await?,
+        silence: None,
+    })
 }
 
 /// Opens a stream and logs in. If the server ends the stream, the first line on another one explains
@@ -511,7 +544,9 @@ fn tcp() -> TcpSettings {
     let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
     #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
     let keepalive = keepalive.with_interval(TCP_KEEPALIVE / 3);
-    let settings = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    let settings = TcpSettings::default()
+        .set_nodelay(true)
+        .set_keepalive(keepalive);
     #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
     let settings = settings.set_user_timeout(TCP_USER_TIMEOUT);
     settings
@@ -538,7 +573,10 @@ fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
         } else {
             URL_FORM
         };
-        RedisError::new(RedisErrorKind::Config, format!("an address is invalid: {error}; {fix}"))
+        RedisError::new(
+            RedisErrorKind::Config,
+            format!("an address is invalid: {error}; {fix}"),
+        )
     })?;
     Ok(info.set_tcp_settings(tcp()))
 }
@@ -579,7 +617,10 @@ fn add_warnings(warnings: &mut Vec<String>, info: &InfoDict) -> Result<(), Redis
 
 fn check_version(info: &InfoDict) -> Result<(), RedisError> {
     if let Some(version) = info.get::<String>("redis_version") {
-        let numbers: Vec<u32> = version.split('.').map_while(|part| part.parse().ok()).collect();
+        let numbers: Vec<u32> = version
+            .split('.')
+            .map_while(|part| part.parse().ok())
+            .collect();
         if numbers.len() > 1 && *numbers < MIN_VERSION[..] {
             let [major, minor] = MIN_VERSION;
             let text = format!("the server is Redis {version}; {major}.{minor} or later is needed");
@@ -623,10 +664,15 @@ mod tests {
             "http://localhost?pass=hunter2",
             "",
         ] {
-            let Err(error) = RedisStore::connect(url).lazy() else { panic!("{url} is an address") };
+            let Err(error) = RedisStore::connect(url).lazy() else {
+                panic!("{url} is an address")
+            };
             let text = format!("{error} {error:?}");
             assert!(!text.contains("hunter2"), "{text}");
-            assert!(text.ends_with("give redis://[user:password@]host[:port][/db]\" }"), "{text}");
+            assert!(
+                text.ends_with("give redis://[user:password@]host[:port][/db]\" }"),
+                "{text}"
+            );
             assert_eq!(error.kind(), RedisErrorKind::Config);
         }
     }
@@ -638,13 +684,19 @@ mod tests {
             add_warnings(&mut warnings, &InfoDict::new(text)).map(|()| warnings)
         };
         let old = report("redis_version:5.0.7\r\n").unwrap_err().to_string();
-        assert!(old.contains("Redis 5.0.7") && old.contains("6.2 or later"), "{old}");
+        assert!(
+            old.contains("Redis 5.0.7") && old.contains("6.2 or later"),
+            "{old}"
+        );
         assert!(report("redis_version:6.0.16\r\n").is_err());
         let report = |text| report(text).expect("a good server");
         let evicting = report("redis_version:7.0.15\r\nmaxmemory_policy:allkeys-lru\r\n");
         assert!(evicting[0].contains("allkeys-lru"), "{evicting:?}");
         assert_eq!(report("redis_version:6.2.0"), [""; 0]);
-        assert_eq!(report("redis_version:7.2.4\r\nmaxmemory_policy:noeviction"), [""; 0]);
+        assert_eq!(
+            report("redis_version:7.2.4\r\nmaxmemory_policy:noeviction"),
+            [""; 0]
+        );
         assert_eq!(report("gibberish"), [""; 0]);
         let dragonfly = report("redis_version:7.4.0\r\ndragonfly_version:df-v1.40.1\r\n");
         assert!(dragonfly[0].contains("Dragonfly"), "{dragonfly:?}");
@@ -655,7 +707,10 @@ mod tests {
         let guide = include_str!("../../../guide/redis.md");
         let guide = guide.split_whitespace().collect::<Vec<_>>().join(" ");
         for permissions in [PERMISSIONS, CLUSTER_PERMISSIONS.trim()] {
-            assert!(guide.contains(permissions), "src/guide/redis.md lacks {permissions}");
+            assert!(
+                guide.contains(permissions),
+                "src/guide/redis.md lacks {permissions}"
+            );
         }
     }
 }

@@ -75,19 +75,26 @@ impl Silence {
         let waits = (self.unread)();
         // The task may have taken bytes before the look, and noted them after it.
         let is_read = self.is_reading.load(SeqCst) || self.unanswered.load(SeqCst) != since;
-        if waits || is_read { time } else { Duration::ZERO }
+        if waits || is_read {
+            time
+        } else {
+            Duration::ZERO
+        }
     }
 
     fn note_write(&self) {
         if self.unanswered.load(SeqCst) == 0 {
-            self.unanswered.store(nanos(self.created.elapsed()).saturating_add(1), SeqCst);
+            self.unanswered
+                .store(nanos(self.created.elapsed()).saturating_add(1), SeqCst);
         }
     }
 }
 
 impl fmt::Debug for Silence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Silence").field("unanswered", &self.unanswered).finish_non_exhaustive()
+        f.debug_struct("Silence")
+            .field("unanswered", &self.unanswered)
+            .finish_non_exhaustive()
     }
 }
 
@@ -176,7 +183,11 @@ mod tests {
         near.write_all(b"PING").await.expect("room");
         advance(TIME / 4).await;
         near.write_all(b"PING").await.expect("room");
-        assert_eq!(silence.until_silent_for(TIME), TIME - TIME / 4, "the first write counts");
+        assert_eq!(
+            silence.until_silent_for(TIME),
+            TIME - TIME / 4,
+            "the first write counts"
+        );
         advance(TIME).await;
         assert_eq!(silence.until_silent_for(TIME), Duration::ZERO);
         far.write_all(b"+PONG").await.expect("room");
@@ -206,6 +217,10 @@ mod tests {
         drop(far);
         pause();
         advance(2 * TIME).await;
-        assert_eq!(silence.until_silent_for(TIME), TIME, "its task reads the end");
+        assert_eq!(
+            silence.until_silent_for(TIME),
+            TIME,
+            "its task reads the end"
+        );
     }
 }

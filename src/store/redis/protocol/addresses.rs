@@ -28,7 +28,12 @@ pub(crate) struct Addresses {
 impl Addresses {
     pub(crate) fn new() -> Self {
         let secret = FingerprintKey::PUBLIC;
-        Self { prefix: "sluice".into(), secret, readable: false, tagged: false }
+        Self {
+            prefix: "sluice".into(),
+            secret,
+            readable: false,
+            tagged: false,
+        }
     }
 
     /// Returns the key of the set of processes that run.
@@ -39,7 +44,9 @@ impl Addresses {
     pub(crate) fn account(&self, rule: RuleName, key: &Key) -> String {
         // The capacity is reserved in one allocation, because this code runs for every decision.
         let mut address = String::with_capacity(self.prefix.len() + 2 * HASH + 8);
-        [&self.prefix, ":", VERSION, ":{"].iter().for_each(|part| address.push_str(part));
+        [&self.prefix, ":", VERSION, ":{"]
+            .iter()
+            .for_each(|part| address.push_str(part));
         let rule = rule.as_str().as_bytes();
         let key = &*key.small_bytes();
         if self.tagged {
@@ -90,7 +97,11 @@ mod tests {
             let address = addresses.account(rule, &Key::from(key));
             assert_eq!(address.len(), "sluice:4:{}".len() + 22, "{address}");
             let inside = &address["sluice:4:{".len()..address.len() - 1];
-            assert!(inside.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b)));
+            assert!(
+                inside
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
+            );
         }
     }
 
@@ -98,7 +109,10 @@ mod tests {
     #[test]
     fn addresses_are_stable() {
         let secret = FingerprintKey::from(*b"sixteen bytes ..");
-        let addresses = Addresses { secret, ..Addresses::new() };
+        let addresses = Addresses {
+            secret,
+            ..Addresses::new()
+        };
         let address = addresses.account(RuleName::default(), &Key::from("alice"));
         assert_eq!(address, "sluice:4:{qy8D-8W5JMFQOhgV5NIJ5g}");
     }
@@ -106,34 +120,61 @@ mod tests {
     #[test]
     fn tagged_addresses_of_a_key_differ_only_behind_the_tag() {
         let secret = FingerprintKey::from(*b"sixteen bytes ..");
-        let tagged = Addresses { secret, tagged: true, ..Addresses::new() };
+        let tagged = Addresses {
+            secret,
+            tagged: true,
+            ..Addresses::new()
+        };
         let rules = ["a", "b"].map(|name| RuleName::new(name).expect("a name"));
         let [one, two] = rules.map(|rule| tagged.account(rule, &Key::from("alice")));
         // The values come from another implementation of the hash.
-        assert_eq!(one, "sluice:4:{Twi7oovdGfTO1zlU5uh99g}:bEcF_hrqLjKGHDCOIpWQYw");
-        assert_eq!(two, "sluice:4:{Twi7oovdGfTO1zlU5uh99g}:fqREEgE3oRmkpKEpuzaU_w");
+        assert_eq!(
+            one,
+            "sluice:4:{Twi7oovdGfTO1zlU5uh99g}:bEcF_hrqLjKGHDCOIpWQYw"
+        );
+        assert_eq!(
+            two,
+            "sluice:4:{Twi7oovdGfTO1zlU5uh99g}:fqREEgE3oRmkpKEpuzaU_w"
+        );
         let other = tagged.account(rules[0], &Key::from("bob"));
-        assert_eq!(one.split_once("}:").map(|it| it.1), other.split_once("}:").map(|it| it.1));
-        let readable = Addresses { readable: true, ..tagged };
-        assert_eq!(readable.account(rules[0], &Key::from("alice")), "sluice:4:{%02alice}:a");
+        assert_eq!(
+            one.split_once("}:").map(|it| it.1),
+            other.split_once("}:").map(|it| it.1)
+        );
+        let readable = Addresses {
+            readable: true,
+            ..tagged
+        };
+        assert_eq!(
+            readable.account(rules[0], &Key::from("alice")),
+            "sluice:4:{%02alice}:a"
+        );
     }
 
     #[test]
     fn rules_keys_kinds_and_secrets_change_the_address() {
-        let (one, two) =
-            (RuleName::new("a").expect("a name"), RuleName::new("ab").expect("a name"));
+        let (one, two) = (
+            RuleName::new("a").expect("a name"),
+            RuleName::new("ab").expect("a name"),
+        );
         let mut addresses = Addresses::new();
         let plain = addresses.account(one, &Key::from("bc"));
         assert_ne!(plain, addresses.account(two, &Key::from("c")));
         let number = Key::from(7_u32);
-        assert_ne!(addresses.account(one, &number), addresses.account(one, &Key::from("7")));
+        assert_ne!(
+            addresses.account(one, &number),
+            addresses.account(one, &Key::from("7"))
+        );
         addresses.secret = FingerprintKey::from(*b"sixteen bytes ..");
         assert_ne!(plain, addresses.account(one, &Key::from("bc")));
     }
 
     #[test]
     fn readable_addresses_escape_braces_of_keys() {
-        let addresses = Addresses { readable: true, ..Addresses::new() };
+        let addresses = Addresses {
+            readable: true,
+            ..Addresses::new()
+        };
         let address = addresses.account(RuleName::default(), &Key::from("}{ü"));
         assert_eq!(address, "sluice:4:{default:%02%7d%7b%c3%bc}");
     }

@@ -76,17 +76,26 @@ impl EncodedPlan {
             Algorithm::TokenBucket => self.token_bucket(quota, period),
             Algorithm::SlidingWindow { buckets } => {
                 let buckets = u64::from(buckets.max(1));
-                self.window(quota).int::<7>(period / buckets).int::<4>(buckets)
+                self.window(quota)
+                    .int::<7>(period / buckets)
+                    .int::<4>(buckets)
             }
             Algorithm::SlidingLog => self.window(quota).int::<7>(period).int::<2>(key as u64),
             Algorithm::FixedWindow { carry_over, paced } => {
-                let kind = if quota.is_calendar() { 3 } else { u64::from(paced) * 2 };
+                let kind = if quota.is_calendar() {
+                    3
+                } else {
+                    u64::from(paced) * 2
+                };
                 let plan = self.window(quota).int::<7>(retention(quota) / 1_000);
                 plan.int::<5>(carry_over.into()).int::<1>(kind).nanos(end)
             }
-            Algorithm::AnchoredWindow => {
-                self.window(quota).int::<7>(period).int::<5>(0).int::<1>(1).nanos(end)
-            }
+            Algorithm::AnchoredWindow => self
+                .window(quota)
+                .int::<7>(period)
+                .int::<5>(0)
+                .int::<1>(1)
+                .nanos(end),
             // Their plans are others.
             Algorithm::Gcra | Algorithm::Concurrent => self,
         }
@@ -94,7 +103,8 @@ impl EncodedPlan {
 
     /// Appends the units of a window or a log.
     fn window(self, quota: &Quota) -> Self {
-        self.int::<5>(quota.units().into()).int::<5>(quota.soft().into())
+        self.int::<5>(quota.units().into())
+            .int::<5>(quota.soft().into())
     }
 
     fn token_bucket(self, quota: &Quota, period: u64) -> Self {
@@ -102,8 +112,13 @@ impl EncodedPlan {
         let refill = u64::from(quota.units()).max(1);
         let initial = quota.initial().map(u64::from);
         let kept = initial.map_or(0, |_| burst.div_ceil(refill) * period);
-        let plan = self.int::<5>(burst).int::<5>(quota.soft().into()).int::<5>(refill);
-        plan.int::<5>(initial.unwrap_or(burst)).int::<7>(period).int::<7>(kept)
+        let plan = self
+            .int::<5>(burst)
+            .int::<5>(quota.soft().into())
+            .int::<5>(refill);
+        plan.int::<5>(initial.unwrap_or(burst))
+            .int::<7>(period)
+            .int::<7>(kept)
     }
 }
 
@@ -133,13 +148,21 @@ pub(super) fn parse_state(
             let tokens = (tokens << 16).cast_signed() >> 16;
             let anchor = content.instant()?;
             let opened = content.instant()?;
-            AccountState::TokenBucket(TokenBucket { tokens, anchor, opened })
+            AccountState::TokenBucket(TokenBucket {
+                tokens,
+                anchor,
+                opened,
+            })
         }
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
             let start = content.instant()?;
             let count = content.int::<5>()?;
             let bonus = content.int::<5>()?;
-            AccountState::FixedWindow(FixedWindow { start, count, bonus })
+            AccountState::FixedWindow(FixedWindow {
+                start,
+                count,
+                bonus,
+            })
         }
         Algorithm::SlidingWindow { .. } => {
             content.int::<5>()?;

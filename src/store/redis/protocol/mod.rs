@@ -76,7 +76,10 @@ impl Hash for Request {
         // An address stands for a rule and a key.
         for account in &self.accounts {
             account.address.hash(state);
-            account.quotas.iter().for_each(|quota| quota.demand.cost.hash(state));
+            account
+                .quotas
+                .iter()
+                .for_each(|quota| quota.demand.cost.hash(state));
         }
     }
 }
@@ -150,7 +153,11 @@ impl Request {
             let reads = charge.cost == 0 && charge.charged_quotas().next().is_none();
             account.report_only &= charge.report_only || reads;
             // A charge without quotas, as of a block, does not know those of its rule.
-            let known = if charge.quotas.is_empty() { MAX_ABSENT } else { charge.quotas.len() };
+            let known = if charge.quotas.is_empty() {
+                MAX_ABSENT
+            } else {
+                charge.quotas.len()
+            };
             account.known = account.known.max(known);
             let waits = u64::from(charge.queues());
             for (quota_index, quota) in charge.charged_quotas() {
@@ -166,7 +173,12 @@ impl Request {
                     demand: ask,
                 });
                 let outcome = request.named.len();
-                request.named.push(NamedQuota { account: at, quota: added, quota_index, outcome });
+                request.named.push(NamedQuota {
+                    account: at,
+                    quota: added,
+                    quota_index,
+                    outcome,
+                });
             }
         }
         request
@@ -174,7 +186,10 @@ impl Request {
 
     /// Ends the waits for slots, for a request that does not wait for them.
     pub(crate) fn end_waits_for_slots(&mut self) {
-        let quotas = self.accounts.iter_mut().flat_map(|account| &mut account.quotas);
+        let quotas = self
+            .accounts
+            .iter_mut()
+            .flat_map(|account| &mut account.quotas);
         for part in quotas.filter(|part| part.quota.is_concurrent()) {
             part.demand.max_wait = 0;
         }
@@ -182,7 +197,10 @@ impl Request {
 
     /// Returns the index of an account. Adds the account if it is new.
     fn account(&mut self, rule: RuleName, address: String) -> usize {
-        let known = self.accounts.iter().position(|known| known.address == address);
+        let known = self
+            .accounts
+            .iter()
+            .position(|known| known.address == address);
         known.unwrap_or_else(|| {
             self.accounts.push(AccountRequest {
                 rule,
@@ -197,11 +215,17 @@ impl Request {
 
     /// Returns a request for the accounts at the indices for which `keep` returns `true`.
     pub(crate) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
-        let mut part = Self { now: self.now, ..Self::default() };
+        let mut part = Self {
+            now: self.now,
+            ..Self::default()
+        };
         for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
             let named = self.named.iter().filter(|named| named.account == at);
             let account_index = part.accounts.len();
-            part.named.extend(named.map(|named| NamedQuota { account: account_index, ..*named }));
+            part.named.extend(named.map(|named| NamedQuota {
+                account: account_index,
+                ..*named
+            }));
             part.accounts.push(account.clone());
         }
         part
@@ -214,17 +238,25 @@ impl Request {
         let mut distinct = slots.clone();
         distinct.sort_unstable();
         distinct.dedup();
-        distinct.iter().map(|slot| self.part(|at| slots[at] == *slot)).collect()
+        distinct
+            .iter()
+            .map(|slot| self.part(|at| slots[at] == *slot))
+            .collect()
     }
 
     /// Splits the request into one request per account.
     pub(crate) fn by_account(&self) -> Vec<Self> {
-        (0..self.accounts.len()).map(|index| self.part(|at| at == index)).collect()
+        (0..self.accounts.len())
+            .map(|index| self.part(|at| at == index))
+            .collect()
     }
 
     /// Renumbers the outcomes from 0, so that this request has its own decision.
     pub(crate) fn standalone(mut self) -> Self {
-        self.named.iter_mut().enumerate().for_each(|(at, named)| named.outcome = at);
+        self.named
+            .iter_mut()
+            .enumerate()
+            .for_each(|(at, named)| named.outcome = at);
         self
     }
 
@@ -262,7 +294,10 @@ impl Request {
 
     /// Returns the quotas of all accounts.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = &Quota> {
-        self.accounts.iter().flat_map(|account| &account.quotas).map(|part| &part.quota)
+        self.accounts
+            .iter()
+            .flat_map(|account| &account.quotas)
+            .map(|part| &part.quota)
     }
 
     /// Returns the keys and the arguments of the script. `slots` returns those of a quota, by the indices
@@ -338,15 +373,24 @@ impl Request {
 
     /// Returns the instant of the charges of `taken`, by the clock of the server that made them.
     fn charged_at(&self, taken: &Decision) -> u64 {
-        let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
-        taken.charged_at.saturating_add_signed(first.map_or(0, Outcome::skew))
+        let first = self
+            .named
+            .first()
+            .and_then(|named| taken.outcomes().get(named.outcome));
+        taken
+            .charged_at
+            .saturating_add_signed(first.map_or(0, Outcome::skew))
     }
 }
 
 impl AccountRequest {
     /// Returns the slot of the account on a cluster. A store that is not `sharded` has one slot.
     pub(crate) fn slot(&self, sharded: bool) -> u16 {
-        if sharded { slot(self.address.as_bytes()) } else { 0 }
+        if sharded {
+            slot(self.address.as_bytes())
+        } else {
+            0
+        }
     }
 
     /// Returns the plan of the account, with a change and slots for each quota. A quota without them is
@@ -363,12 +407,20 @@ impl AccountRequest {
         let mut count = 0;
         for (index, part) in self.quotas.iter().enumerate() {
             let QuotaRequest { quota, demand, .. } = part;
-            let change = if quota.is_concurrent() { None } else { change(index, *demand) };
+            let change = if quota.is_concurrent() {
+                None
+            } else {
+                change(index, *demand)
+            };
             plan = match (change, slots(index)) {
                 (Some(change), _) => {
                     // The list is in the cluster slot of its account.
                     let has_list = algorithms::has_list(quota);
-                    let key = if has_list { key(self.part_key(":", part.address)) } else { 0 };
+                    let key = if has_list {
+                        key(self.part_key(":", part.address))
+                    } else {
+                        0
+                    };
                     let plan = plan.address(quota, part.address);
                     let plan = plan.quota(quota, *demand, change, key);
                     let edges = quota.calendar_edges(now).into_iter().flatten();
@@ -376,7 +428,11 @@ impl AccountRequest {
                 }
                 (None, Some(take)) => {
                     let set = key(take.set.to_string());
-                    let mark = if take.waits > 0 { key(format!("{}w", take.set)) } else { 0 };
+                    let mark = if take.waits > 0 {
+                        key(format!("{}w", take.set))
+                    } else {
+                        0
+                    };
                     let plan = plan.address(quota, part.address);
                     plan.slots(quota, *demand, take, [set, mark])
                 }
@@ -443,7 +499,10 @@ impl AccountRequest {
 
     /// Adds a quota, and returns its index. Demands on one account are added.
     fn add(&mut self, part: QuotaRequest) -> usize {
-        let known = self.quotas.iter().position(|known| known.address == part.address);
+        let known = self
+            .quotas
+            .iter()
+            .position(|known| known.address == part.address);
         let Some(index) = known else {
             self.quotas.push(part);
             return self.quotas.len() - 1;
@@ -536,7 +595,8 @@ impl EncodedPlan {
 
     /// Appends the letter of the algorithm and the address of a quota.
     fn address(self, quota: &Quota, address: QuotaAddress) -> Self {
-        self.int::<1>(letter(quota).into()).int::<4>(address.number().into())
+        self.int::<1>(letter(quota).into())
+            .int::<4>(address.number().into())
     }
 
     /// Appends one quota with its demand and its change. `key` is the index of the list of a
@@ -548,14 +608,18 @@ impl EncodedPlan {
             Change::Undo(receipt) => !receipt.queued,
             _ => possible,
         };
-        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(flag));
+        let plan = self
+            .int::<1>(u64::from(ask.cost > 0))
+            .int::<1>(u64::from(flag));
         if quota.is_gcra() {
             return plan.gcra(quota, ask, change, possible);
         }
         let (cost, need, end) = match change {
             Change::Charge => (ask.cost.into(), ask.need(), ask.max_wait),
             Change::Units(units) => (units, ask.need(), 0),
-            Change::Undo(Receipt { cost, units, end, .. }) => (units.into(), cost.into(), end),
+            Change::Undo(Receipt {
+                cost, units, end, ..
+            }) => (units.into(), cost.into(), end),
         };
         let plan = plan.int::<5>(cost.min(MOST_UNITS)).int::<5>(need);
         plan.int::<5>(quota.late_limit()).counted(quota, end, key)
@@ -573,18 +637,29 @@ impl EncodedPlan {
         let limit = u64::from(quota.limit()) + u64::from(quota.soft());
         let possible = ask.need() <= limit && ask.cost <= MAX_COST;
         let need = if possible { ask.need() } else { MOST_UNITS };
-        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
-        let plan = plan.int::<2>(take.cost.into()).int::<5>(need).int::<5>(limit);
-        let plan = keys.into_iter().fold(plan, |plan, key| plan.int::<2>(key as u64));
+        let plan = self
+            .int::<1>(u64::from(ask.cost > 0))
+            .int::<1>(u64::from(possible));
+        let plan = plan
+            .int::<2>(take.cost.into())
+            .int::<5>(need)
+            .int::<5>(limit);
+        let plan = keys
+            .into_iter()
+            .fold(plan, |plan, key| plan.int::<2>(key as u64));
         let plan = plan.int::<2>(take.waits).int::<5>(take.own.min(MOST_UNITS));
         let plan = plan.int::<7>(take.ttl_micros).int::<8>(take.store);
-        let plan = plan.int::<8>(take.first).int::<2>(take.freed.len() as u64 * 10);
+        let plan = plan
+            .int::<8>(take.first)
+            .int::<2>(take.freed.len() as u64 * 10);
         plan.slot_list(take.freed.iter().copied())
     }
 
     /// Appends the slots of requests: the first number and how many.
     pub(crate) fn slot_list(self, requests: impl Iterator<Item = (u64, u32)>) -> Self {
-        requests.fold(self, |plan, (first, units)| plan.int::<8>(first).int::<2>(units.into()))
+        requests.fold(self, |plan, (first, units)| {
+            plan.int::<8>(first).int::<2>(units.into())
+        })
     }
 
     fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {
@@ -601,14 +676,22 @@ impl EncodedPlan {
                 self.nanos(time_of(ask.cost.into())).nanos(room)
             }
             // The room is negative, so the demand never fits.
-            Change::Charge => self.nanos(time_of(ask.cost.into())).int::<7>(u64::MAX).int::<2>(0),
+            Change::Charge => self
+                .nanos(time_of(ask.cost.into()))
+                .int::<7>(u64::MAX)
+                .int::<2>(0),
             // Without queueing, no receipt ends later than this.
-            Change::Units(0) => self.nanos(0).nanos(time_of(limit + u64::from(quota.soft()))),
-            Change::Units(units) => self.nanos(time_of(units)).nanos(time_of(quota.late_limit())),
+            Change::Units(0) => self
+                .nanos(0)
+                .nanos(time_of(limit + u64::from(quota.soft()))),
+            Change::Units(units) => self
+                .nanos(time_of(units))
+                .nanos(time_of(quota.late_limit())),
             Change::Undo(Receipt { units, end, .. }) => {
                 self.nanos(time_of(units.into())).nanos(end)
             }
         };
-        plan.nanos(gcra::retention(quota)).nanos(gcra::initial_reset(quota))
+        plan.nanos(gcra::retention(quota))
+            .nanos(gcra::initial_reset(quota))
     }
 }

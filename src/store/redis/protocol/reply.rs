@@ -60,7 +60,11 @@ impl Reply {
         let replies =
             requests.map(|(request, count)| Self::read_one(&mut bytes, request, count, now));
         let replies = replies.collect::<Result<_, _>>()?;
-        if bytes.0.is_empty() { Ok(replies) } else { Err(RedisError::invalid_reply("too long")) }
+        if bytes.0.is_empty() {
+            Ok(replies)
+        } else {
+            Err(RedisError::invalid_reply("too long"))
+        }
     }
 
     /// Parses the reply to `count` equal requests.
@@ -77,7 +81,11 @@ impl Reply {
         let accounts = request.accounts.iter();
         let accounts = accounts.map(|account| AccountReply::read(bytes, account, now, allowed));
         let accounts = accounts.collect::<Result<_, _>>()?;
-        Ok(Self { allowed, accounts, holds: Vec::new() })
+        Ok(Self {
+            allowed,
+            accounts,
+            holds: Vec::new(),
+        })
     }
 
     /// Returns the evaluation of each named quota, or `None` for a quota that is not part of the
@@ -95,9 +103,20 @@ impl Reply {
     /// Returns the reply to one of the requests, as if each had been sent on its own. Takes its slots.
     pub(crate) fn of(&mut self, position: usize, request: &Request) -> Self {
         let accounts = self.accounts.iter().zip(&request.accounts);
-        let accounts = accounts.map(|(reply, account)| reply.after(position, account)).collect();
-        let holds = self.holds.get_mut(position).map(mem::take).into_iter().collect();
-        Self { allowed: usize::from(position < self.allowed), accounts, holds }
+        let accounts = accounts
+            .map(|(reply, account)| reply.after(position, account))
+            .collect();
+        let holds = self
+            .holds
+            .get_mut(position)
+            .map(mem::take)
+            .into_iter()
+            .collect();
+        Self {
+            allowed: usize::from(position < self.allowed),
+            accounts,
+            holds,
+        }
     }
 
     /// Returns the decision, which owns the slots of the reply.
@@ -111,7 +130,10 @@ impl Reply {
             return Err(RedisError::new(RedisErrorKind::Config, CLOCKS));
         }
         let mut decision = self.decision(request);
-        self.holds.into_iter().flatten().for_each(|hold| decision.hold(hold));
+        self.holds
+            .into_iter()
+            .flatten()
+            .for_each(|hold| decision.hold(hold));
         Ok(decision)
     }
 
@@ -144,7 +166,9 @@ impl Reply {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
             let skew = reply.now.cast_signed().saturating_sub(clock.cast_signed());
-            decision.outcomes.push(outcome.with_report_only(account.report_only).by_clock(skew));
+            decision
+                .outcomes
+                .push(outcome.with_report_only(account.report_only).by_clock(skew));
         }
         (decision.overage, decision.wait) = (overage, wait);
         decision
@@ -213,21 +237,40 @@ impl AccountReply {
         // A request of too many slots never fits.
         let never = quota.is_concurrent() && ask.cost > MAX_COST;
         let headroom = if never { u32::MAX } else { ask.headroom };
-        let demand = Demand { max_wait, headroom, ..ask };
-        algorithm::reconstruct(self.quotas[index].as_ref(), quota, self.now, demand, charged)
+        let demand = Demand {
+            max_wait,
+            headroom,
+            ..ask
+        };
+        algorithm::reconstruct(
+            self.quotas[index].as_ref(),
+            quota,
+            self.now,
+            demand,
+            charged,
+        )
     }
 
     /// Returns the account as it was after the request at `position` of equal ones.
     fn after(&self, position: usize, account: &AccountRequest) -> Self {
         match self.charges.checked_sub(position + 1) {
-            Some(others) => Self { charges: 1, ..self.before(others, account) },
-            None => Self { charges: 0, ..self.clone() },
+            Some(others) => Self {
+                charges: 1,
+                ..self.before(others, account)
+            },
+            None => Self {
+                charges: 0,
+                ..self.clone()
+            },
         }
     }
 
     /// Returns the account as it was before the charges, if any.
     pub(crate) fn undone(&self, account: &AccountRequest) -> Self {
-        Self { charges: 0, ..self.before(self.charges, account) }
+        Self {
+            charges: 0,
+            ..self.before(self.charges, account)
+        }
     }
 
     fn before(&self, charges: usize, account: &AccountRequest) -> Self {
@@ -302,7 +345,10 @@ mod tests {
         let (one, two) = (Key::from("one"), Key::from("two"));
         let charges = [&one, &two].map(|key| Charge::new(RuleName::default(), key, quotas));
         let [look, take] = charges;
-        let queueing = take.with_cost(2).with_headroom(1).with_max_wait(Duration::MAX);
+        let queueing = take
+            .with_cost(2)
+            .with_headroom(1)
+            .with_max_wait(Duration::MAX);
         Request::new(&[look.with_cost(0), queueing], &Addresses::new())
     }
 
@@ -315,27 +361,49 @@ mod tests {
         let entry = |ago| [&instant(NOW - ago)[..], &[2, 0, 0, 0, 0]].concat();
         let (letter, content) = match quota.algorithm() {
             Algorithm::Gcra => (b'g', instant(NOW + 2_000_000)),
-            Algorithm::TokenBucket => {
-                (b't', [&[3, 0, 0, 0, 0, 0][..], &instant(NOW - 9), &instant(NOW - 9)].concat())
-            }
-            Algorithm::SlidingWindow { .. } => {
-                (b's', [&[4, 0, 0, 0, 0][..], &entry(900_000), &entry(9)].concat())
-            }
+            Algorithm::TokenBucket => (
+                b't',
+                [
+                    &[3, 0, 0, 0, 0, 0][..],
+                    &instant(NOW - 9),
+                    &instant(NOW - 9),
+                ]
+                .concat(),
+            ),
+            Algorithm::SlidingWindow { .. } => (
+                b's',
+                [&[4, 0, 0, 0, 0][..], &entry(900_000), &entry(9)].concat(),
+            ),
             Algorithm::SlidingLog => {
                 let head = [&[4, 0, 0, 0, 0][..], &instant(NOW - 9)].concat();
                 (b'l', [head, entry(900_000), entry(9)].concat())
             }
             Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => (
                 b'f',
-                [&instant(NOW - NOW % 10_000_000)[..], &[2, 0, 0, 0, 0, 1, 0, 0, 0, 0]].concat(),
+                [
+                    &instant(NOW - NOW % 10_000_000)[..],
+                    &[2, 0, 0, 0, 0, 1, 0, 0, 0, 0],
+                ]
+                .concat(),
             ),
             Algorithm::Concurrent => unreachable!("slots are not stored in an account"),
         };
-        let end = if letter == b'g' { Vec::new() } else { (NOW + 9).to_le_bytes()[..7].to_vec() };
+        let end = if letter == b'g' {
+            Vec::new()
+        } else {
+            (NOW + 9).to_le_bytes()[..7].to_vec()
+        };
         let content = [&quota.address().number().to_le_bytes()[..], &end, &content].concat();
         let length = u16::try_from(content.len()).expect("short").to_le_bytes();
         let block = [&[b'b', 9, 0][..], &instant(NOW - 1)].concat();
-        [&NOW.to_le_bytes()[..7], &block, &[letter], &length, &content].concat()
+        [
+            &NOW.to_le_bytes()[..7],
+            &block,
+            &[letter],
+            &length,
+            &content,
+        ]
+        .concat()
     }
 
     /// Encodes a reply. Each account has its number of charges, and 1 if it was invalid.
@@ -356,16 +424,35 @@ mod tests {
         let reply = &replies[0];
         let decision = reply.decision(request);
         for outcome in decision.outcomes() {
-            let times = (outcome.reset_after(), outcome.next_after(), outcome.retry_after());
+            let times = (
+                outcome.reset_after(),
+                outcome.next_after(),
+                outcome.retry_after(),
+            );
             assert!(outcome.remaining() <= outcome.limit() + 3, "{times:?}");
         }
         for (account_reply, account) in reply.accounts.iter().zip(&request.accounts) {
             let undone = account_reply.before(1, account);
-            let accounts = [AccountReply { charges: 0, ..undone }, account_reply.clone()];
+            let accounts = [
+                AccountReply {
+                    charges: 0,
+                    ..undone
+                },
+                account_reply.clone(),
+            ];
             let accounts = accounts.into_iter().collect();
-            let _ = Reply { allowed: 0, accounts, holds: Vec::new() }.decision(request);
+            let _ = Reply {
+                allowed: 0,
+                accounts,
+                holds: Vec::new(),
+            }
+            .decision(request);
         }
-        let charged: Vec<_> = reply.accounts.iter().map(|account| account.charges > 0).collect();
+        let charged: Vec<_> = reply
+            .accounts
+            .iter()
+            .map(|account| account.charges > 0)
+            .collect();
         assert_eq!(charged, [false, reply.allowed == 1]);
         assert_eq!(decision.is_allowed(), reply.allowed == 1);
         Some(decision.is_allowed())
@@ -375,7 +462,9 @@ mod tests {
     fn corrupt_replies_are_errors_or_consistent_decisions() {
         let mut state = 1_u64;
         let mut random = |below: usize| {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            state = state
+                .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                .wrapping_add(0x1405_7b7e_f767_814f);
             usize::try_from(state >> 33).unwrap_or(0) % below
         };
         let base = Quota::new(10, Duration::from_secs(10)).expect("a quota");
@@ -389,9 +478,15 @@ mod tests {
                 reply(1, &[(0, 1, Vec::new()), (1, 1, account)]),
             ];
             let allowed = real.each_ref().map(|bytes| read_decision(bytes, &request));
-            assert_eq!(allowed, [Some(true), Some(false), Some(true)], "{algorithm:?}");
+            assert_eq!(
+                allowed,
+                [Some(true), Some(false), Some(true)],
+                "{algorithm:?}"
+            );
             for _ in 0..10_000 {
-                let noise: Vec<_> = (0..random(80)).map(|_| random(256).to_le_bytes()[0]).collect();
+                let noise: Vec<_> = (0..random(80))
+                    .map(|_| random(256).to_le_bytes()[0])
+                    .collect();
                 assert_eq!(read_decision(&noise, &request), None);
                 let mut bytes = real[random(3)].clone();
                 for _ in 0..=random(3) {

@@ -73,7 +73,10 @@ impl Default for Scripts {
 
 impl Script {
     fn assemble(clock: &'static str, kind: ScriptKind, set: usize) -> Self {
-        let algorithms = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
+        let algorithms = ALGORITHMS
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| set >> at & 1 == 1);
         let algorithms = algorithms.flat_map(|(_, (_, texts))| texts.iter().copied());
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
@@ -87,11 +90,15 @@ impl Script {
             ScriptKind::Adjust => (&[TIME, STEADY][..], &[SETTLE][..]),
             ScriptKind::Slots if set & 1 == 0 => {
                 // Without rates, only the general part needs the instant of the call.
-                let general = [GENERAL[0], TIME, STEADY, ACCOUNT, CONCURRENT, TAKE, GENERAL[1]];
+                let general = [
+                    GENERAL[0], TIME, STEADY, ACCOUNT, CONCURRENT, TAKE, GENERAL[1],
+                ];
                 return Self::new(&[&[clock, SLOTS][..], &general, &[SLOTS_BATCH]].concat());
             }
             ScriptKind::Slots => {
-                let general = [GENERAL[0], TIME, ACCOUNT, GCRA, CONCURRENT, TAKE, GENERAL[1]];
+                let general = [
+                    GENERAL[0], TIME, ACCOUNT, GCRA, CONCURRENT, TAKE, GENERAL[1],
+                ];
                 let before = [clock, STEADY, SLOTS, RATE];
                 return Self::new(&[&before[..], &general, &[SLOTS_BATCH]].concat());
             }
@@ -106,7 +113,10 @@ impl Script {
 
     fn new(parts: &[&str]) -> Self {
         let text = strip(&parts.concat());
-        Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
+        Self {
+            sha: redis::Script::new(&text).get_hash().to_owned(),
+            text,
+        }
     }
 }
 
@@ -124,16 +134,32 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         kind: ScriptKind,
         letters: impl IntoIterator<Item = u8>,
     ) -> &Script {
-        let bit = |letter| 1 << ALGORITHMS.iter().take_while(|(known, _)| *known != letter).count();
-        let set = letters.into_iter().fold(0_usize, |set, letter| set | bit(letter)) % SETS;
-        let clock = if self.settings.test_clock.is_some() { TEST_CLOCK } else { CLOCK };
+        let bit = |letter| {
+            1 << ALGORITHMS
+                .iter()
+                .take_while(|(known, _)| *known != letter)
+                .count()
+        };
+        let set = letters
+            .into_iter()
+            .fold(0_usize, |set, letter| set | bit(letter))
+            % SETS;
+        let clock = if self.settings.test_clock.is_some() {
+            TEST_CLOCK
+        } else {
+            CLOCK
+        };
         let script = &self.shared.scripts.0[kind as usize][set];
         script.get_or_init(|| Script::assemble(clock, kind, set))
     }
 
     pub(crate) async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
         connection::runtime()?;
-        self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error)
+        self.connection
+            .clone()
+            .req_packed_command(command)
+            .await
+            .and_then(Value::extract_error)
     }
 
     /// Calls a script by its hash. Sends the text if the server does not know the hash.
@@ -149,7 +175,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
         let command = |name: &str, script: &str| {
             let mut command = Cmd::new();
-            command.arg(name).arg(script).arg(keys.len()).arg(keys).arg(&args);
+            command
+                .arg(name)
+                .arg(script)
+                .arg(keys.len())
+                .arg(keys)
+                .arg(&args);
             command
         };
         let reply = match self.send(&command("EVALSHA", &script.sha)).await {

@@ -86,7 +86,10 @@ impl FailureDomain {
     /// Creates a server. The name appears in logs and as the label `server` of a metric.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        Self(Arc::new(Domain { name: name.into(), circuit: Mutex::default() }))
+        Self(Arc::new(Domain {
+            name: name.into(),
+            circuit: Mutex::default(),
+        }))
     }
 
     /// Records that the server answered a call, which was sent at `start`.
@@ -137,13 +140,26 @@ impl FailureDomain {
     }
 
     fn permit(&self, epoch: u64) -> Permit {
-        Permit { domain: self.clone(), epoch }
+        Permit {
+            domain: self.clone(),
+            epoch,
+        }
     }
 
     fn close(&self, mut circuit: MutexGuard<'_, Circuit>, what: &str) {
         let should_log = circuit.log.should_log_recovery();
-        let Circuit { epoch, answered, log, .. } = *circuit;
-        *circuit = Circuit { epoch: epoch + 1, answered, log, ..Circuit::default() };
+        let Circuit {
+            epoch,
+            answered,
+            log,
+            ..
+        } = *circuit;
+        *circuit = Circuit {
+            epoch: epoch + 1,
+            answered,
+            log,
+            ..Circuit::default()
+        };
         drop(circuit);
         self.report(0);
         if should_log {
@@ -152,7 +168,11 @@ impl FailureDomain {
     }
 
     fn name(&self) -> &str {
-        if self.0.name.is_empty() { "the store" } else { &self.0.name }
+        if self.0.name.is_empty() {
+            "the store"
+        } else {
+            &self.0.name
+        }
     }
 
     /// Updates the metric of the state.
@@ -187,7 +207,11 @@ impl Circuit {
         if self.second.is_none_or(|start| now - start >= SECOND) {
             (self.second, self.answers, self.failures) = (Some(now), 0, 0);
         }
-        self.failures_in_a_row = if ok { 0 } else { self.failures_in_a_row.saturating_add(1) };
+        self.failures_in_a_row = if ok {
+            0
+        } else {
+            self.failures_in_a_row.saturating_add(1)
+        };
         self.answers += 1;
         self.failures += u64::from(!ok);
         let is_rate = self.failures * 100 >= self.answers * u64::from(config.percent);
@@ -242,7 +266,9 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut circuit = self.domain.0.circuit.lock();
         if circuit.state == CircuitState::Probing && circuit.epoch == self.epoch {
-            circuit.set(CircuitState::Open { until: Instant::now() });
+            circuit.set(CircuitState::Open {
+                until: Instant::now(),
+            });
             drop(circuit);
             self.domain.report(2);
         }

@@ -68,7 +68,11 @@ pub struct Breaker<S> {
 
 impl<S> Breaker<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, config: BreakerConfig::default(), whole: FailureDomain::new("") }
+        Self {
+            inner,
+            config: BreakerConfig::default(),
+            whole: FailureDomain::new(""),
+        }
     }
 
     /// Sets the number of consecutive failures after which the breaker opens. Defaults to 5.
@@ -130,7 +134,10 @@ impl<S> Breaker<S> {
 
     fn with(mut self, set: impl FnOnce(&mut BreakerConfig)) -> Self {
         set(&mut self.config);
-        Self { whole: FailureDomain::new(""), ..self }
+        Self {
+            whole: FailureDomain::new(""),
+            ..self
+        }
     }
 }
 
@@ -145,8 +152,10 @@ where
         let servers = self.inner.failure_domains(op);
         let whole = slice::from_ref(&self.whole);
         let servers = if servers.is_empty() { whole } else { &servers };
-        let permits: Result<SmallVec<[Permit; 1]>, _> =
-            servers.iter().map(|server| server.acquire(&self.config)).collect();
+        let permits: Result<SmallVec<[Permit; 1]>, _> = servers
+            .iter()
+            .map(|server| server.acquire(&self.config))
+            .collect();
         let permits = match permits {
             Ok(permits) => permits,
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
@@ -159,7 +168,10 @@ where
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
             answer => answer.then(move |answer| {
                 // The server did not fail, and did not answer.
-                if answer.as_ref().is_ok_and(|made| made.cause() == Cause::Busy) {
+                if answer
+                    .as_ref()
+                    .is_ok_and(|made| made.cause() == Cause::Busy)
+                {
                     return answer.map_err(BreakerError::Store);
                 }
                 let several = permits.len() > 1;
@@ -210,7 +222,10 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Open { retry_after } => {
-                write!(f, "the store failed and is not called again for {retry_after:?}")
+                write!(
+                    f,
+                    "the store failed and is not called again for {retry_after:?}"
+                )
             }
             Self::Store(error) => error.fmt(f),
         }

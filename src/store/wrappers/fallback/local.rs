@@ -93,7 +93,14 @@ where
         let decision = self.call(op, context);
         // The local store had no room for a block.
         let is_full = decision.cause() == Cause::Full && matches!(op, Op::Block(..));
-        (Self::EFFECT, if is_full { decision } else { decision.with_source(Self::SOURCE) })
+        (
+            Self::EFFECT,
+            if is_full {
+                decision
+            } else {
+                decision.with_source(Self::SOURCE)
+            },
+        )
     }
 
     fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
@@ -111,7 +118,11 @@ where
                 drop(self.call(op, &Context::default()));
             }
         }
-        if is_known { decision } else { self.mirror_slots(op.charges(), decision) }
+        if is_known {
+            decision
+        } else {
+            self.mirror_slots(op.charges(), decision)
+        }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -142,8 +153,9 @@ where
             Op::Take([]) | Op::Peek([]) => return Decision::allow(),
             op => op,
         };
-        let mut decision =
-            self.with_shares(op.charges(), |shares| self.store.call(op.on(shares), context).now());
+        let mut decision = self.with_shares(op.charges(), |shares| {
+            self.store.call(op.on(shares), context).now()
+        });
         if decision.is_blocked() {
             return decision;
         }
@@ -177,7 +189,11 @@ where
             let instances = if is_part { 1 } else { self.instances.count() };
             let own;
             (own, outcomes) = outcomes.split_at(charge.charged_quotas().count());
-            let followed = Followed { outcomes: own, instances, refunded };
+            let followed = Followed {
+                outcomes: own,
+                instances,
+                refunded,
+            };
             let context = Context::following(&followed);
             self.with_shares(&[charge.with_cost(0)], |shares| {
                 let _ = self.store.call(Op::Adjust(&shares[0], 0), &context).now();
@@ -212,13 +228,17 @@ where
         for outcome in denial.outcomes() {
             let time = outcome.retry_after().unwrap_or(Duration::MAX);
             let rule = outcome.rule();
-            let mut charges =
-                charges.iter().filter(|charge| charge.may_deny() && charge.rule == rule);
+            let mut charges = charges
+                .iter()
+                .filter(|charge| charge.may_deny() && charge.rule == rule);
             // The outcome does not name the blocked key of the rule.
             if let Some(charge) = charges.next()
                 && charges.all(|other| other.key == charge.key)
             {
-                let _ = self.store.call(Op::Block(charge, time), &Context::default()).now();
+                let _ = self
+                    .store
+                    .call(Op::Block(charge, time), &Context::default())
+                    .now();
             }
         }
     }
@@ -239,7 +259,9 @@ where
         let shares = charges.iter().map(|charge| {
             let (quotas, others) = rest.split_at(charge.quotas.len());
             rest = others;
-            charge.with_quotas(quotas).with_headroom(charge.headroom / part.instances)
+            charge
+                .with_quotas(quotas)
+                .with_headroom(charge.headroom / part.instances)
         });
         read(&shares.collect::<SmallVec<[Charge<'_>; 4]>>())
     }

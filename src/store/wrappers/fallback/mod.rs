@@ -101,7 +101,11 @@ trait Policy: Send + Sync + 'static {
 
 impl<S, P> Fallback<S, P> {
     pub(crate) fn new(inner: S, policy: P) -> Self {
-        Self { inner: Arc::new(inner), policy: Arc::new(policy), outages: Arc::default() }
+        Self {
+            inner: Arc::new(inner),
+            policy: Arc::new(policy),
+            outages: Arc::default(),
+        }
     }
 
     /// Returns `true` if the policy currently decides, for health checks.
@@ -119,7 +123,11 @@ fn finish<S: Store, P: Policy>(
     epoch: u64,
     answer: Result<Decision, S::Error>,
 ) -> Decision {
-    let Fallback { inner, policy, outages } = fallback;
+    let Fallback {
+        inner,
+        policy,
+        outages,
+    } = fallback;
     let is_take = matches!(op, Op::Take(_));
     match answer {
         Ok(decision) => {
@@ -210,8 +218,16 @@ where
 
 impl<S, P> Clone for Fallback<S, P> {
     fn clone(&self) -> Self {
-        let Self { inner, policy, outages } = self;
-        Self { inner: inner.clone(), policy: policy.clone(), outages: outages.clone() }
+        let Self {
+            inner,
+            policy,
+            outages,
+        } = self;
+        Self {
+            inner: inner.clone(),
+            policy: policy.clone(),
+            outages: outages.clone(),
+        }
     }
 }
 
@@ -240,7 +256,9 @@ pub struct FailClosed {
 }
 
 impl FailClosed {
-    pub(crate) const POLICY: Self = Self { retry_after: Duration::from_secs(1) };
+    pub(crate) const POLICY: Self = Self {
+        retry_after: Duration::from_secs(1),
+    };
 }
 
 impl<S> Fallback<S, FailClosed> {
@@ -252,8 +270,14 @@ impl<S> Fallback<S, FailClosed> {
     #[track_caller]
     #[must_use]
     pub fn retry_after(self, retry_after: Duration) -> Self {
-        assert!(!retry_after.is_zero(), "retry_after of fail_closed is 0; give at least 1 ns");
-        Self { policy: Arc::new(FailClosed { retry_after }), ..self }
+        assert!(
+            !retry_after.is_zero(),
+            "retry_after of fail_closed is 0; give at least 1 ns"
+        );
+        Self {
+            policy: Arc::new(FailClosed { retry_after }),
+            ..self
+        }
     }
 }
 
@@ -270,7 +294,9 @@ impl Policy for FailOpen {
     ) -> (&'static str, Decision) {
         if let Op::Take(charges) | Op::Peek(charges) = op
             && !is_supported
-            && charges.iter().any(|charge| charge.may_deny() && !charge.quotas.is_empty())
+            && charges
+                .iter()
+                .any(|charge| charge.may_deny() && !charge.quotas.is_empty())
         {
             return FailClosed::POLICY.decide(op, context, is_supported);
         }
@@ -287,7 +313,10 @@ impl Policy for FailClosed {
         const REPORTED: &str = "requests are allowed, because their rules are report-only";
         let decides = matches!(op, Op::Take(_) | Op::Peek(_));
         let needs_cost = decides && is_supported;
-        let denying = op.charges().iter().filter(|charge| charge.cost > 0 || !needs_cost);
+        let denying = op
+            .charges()
+            .iter()
+            .filter(|charge| charge.cost > 0 || !needs_cost);
         let Some(charge) = denying.min_by_key(|charge| charge.report_only) else {
             return (Self::EFFECT, Decision::allow().with_source(Self::SOURCE));
         };
@@ -298,7 +327,10 @@ impl Policy for FailClosed {
         };
         let outcome =
             Outcome::unknown(charge.rule, 0, Some(self.retry_after)).with_report_only(report_only);
-        (effect, decision.with_source(Self::SOURCE).with_outcome(outcome))
+        (
+            effect,
+            decision.with_source(Self::SOURCE).with_outcome(outcome),
+        )
     }
 }
 
@@ -348,7 +380,9 @@ impl OutageState {
         }
         let is_partial = is_partial();
         let mut history = self.history.lock();
-        let is_quiet = history.last_failure.is_none_or(|last| last.elapsed() >= QUIET);
+        let is_quiet = history
+            .last_failure
+            .is_none_or(|last| last.elapsed() >= QUIET);
         if epoch == self.epoch() && (is_quiet || !is_partial) {
             self.epoch.store(epoch + 1, Release);
             if history.log.should_log_recovery() {
