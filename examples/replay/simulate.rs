@@ -70,7 +70,7 @@ impl<R: Rules> Simulator<R> {
         let Self { rules, store, measure, waiting, .. } = self;
         let (mut decision, mut waits_for) = (None, Vec::new());
         let none = Candidates { charges: &[], choices: &[] };
-        let charged = rules.charge(&call.head(), none, &mut |all| {
+        let charged = rules.append_charges(&call.head(), none, &mut |all| {
             if all.charges.is_empty() {
                 return;
             }

@@ -149,7 +149,23 @@ pub(crate) struct Decided {
         not(feature = "testing"),
         expect(dead_code, reason = "for the conformance kit")
     )]
-    pub(crate) attempts: Attempts,
+    attempts: Attempts,
+}
+
+#[cfg(feature = "testing")]
+impl Decided {
+    /// Returns the charges that were made, or those that describe a denial.
+    pub(crate) fn charges<'m, 'a>(
+        &self,
+        all: Candidates<'m, 'a>,
+        made: &'m mut SmallVec<[Charge<'a>; 4]>,
+    ) -> &'m [Charge<'a>] {
+        if self.decision.is_allowed() {
+            self.attempts.charges(all, made)
+        } else {
+            self.attempts.described(all, &self.decision, made)
+        }
+    }
 }
 
 /// Asks a store for one attempt after another, until one is allowed or all are denied.

@@ -79,22 +79,11 @@ use crate::{
 /// above 64 characters is cut and ends with a hash. Characters that are not printable ASCII are
 /// percent-encoded.
 ///
-/// To read routes and quotas from a file, use [`RouteSettings`] (feature
-/// `serde`).
+/// To read routes and quotas from a file, use `RouteSettings` of this module (feature `serde`).
 ///
 /// # Panics
 ///
 /// Panics if [`try_by_route`] returns an error.
-#[cfg_attr(
-    feature = "serde",
-    doc = "",
-    doc = "[`RouteSettings`]: crate::rule::RouteSettings"
-)]
-#[cfg_attr(
-    not(feature = "serde"),
-    doc = "",
-    doc = "[`RouteSettings`]: crate::rule"
-)]
 #[track_caller]
 pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,

@@ -247,7 +247,7 @@ pub(super) fn chain(
     };
     let mut later = Ok(());
     first.append_charges(head, before, &mut |all| {
-        later = chain(rest, head, all, then)
+        later = chain(rest, head, all, then);
     })?;
     later
 }

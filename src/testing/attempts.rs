@@ -80,13 +80,9 @@ pub async fn peek<'a, S: Store>(
 
 fn taken<'a>(candidates: Candidates<'_, 'a>, decided: Decided) -> Taken<'a> {
     let mut made = SmallVec::new();
-    let Decided { decision, attempts } = decided;
-    let charges = match decision.is_allowed() {
-        true => attempts.charges(candidates, &mut made),
-        false => attempts.described(candidates, &decision, &mut made),
-    };
+    let charges = decided.charges(candidates, &mut made);
     Taken {
         charges: charges.to_vec(),
-        decision,
+        decision: decided.decision,
     }
 }

@@ -83,9 +83,9 @@ trait Model: Clone + Debug {
         while yes - no > 1 {
             let middle = no + (yes - no) / 2;
             if pred(middle) {
-                yes = middle
+                yes = middle;
             } else {
-                no = middle
+                no = middle;
             }
         }
         yes

@@ -169,7 +169,7 @@ impl<'a> LockedSlots<'a> {
         };
         let rank = Rank::new(Some(waiter), headroom);
         let call = waiter.wait(id, Duration::from_nanos(max_wait), move || {
-            leave(&shard, id, rank)
+            leave(&shard, id, rank);
         });
         let queue = entry.queue.get_or_insert_default();
         queue.limit = limit;

@@ -676,7 +676,7 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
     // A new key may have been denied because its quota cannot have a shared account.
     if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
         locked.update(&mut account.at, quota, |state| {
-            algorithm::open(state, quota, now, demand)
+            algorithm::open(state, quota, now, demand);
         });
     }
 }
