@@ -61,7 +61,8 @@ algorithms.c = {
 
   -- Removes the mark of this store once it has more slots, so that others have their turn. Otherwise
   -- sets it for a request that waits. A denial needs no memory, so a failure is ignored. A denied request
-  -- sees a slot that is left to another store as held. Returns true if this store has the mark, and others more slots, of which they then leave one.
+  -- sees a slot that is left to another store as held. Returns true if this store has the mark and others
+  -- have more slots, of which they then leave one.
   mark = function(place, taken, waits, is_denied)
     if is_denied then
       place.held = place.held + left_after(place, taken)
