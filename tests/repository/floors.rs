@@ -183,7 +183,7 @@ fn files(folder: &Path) -> Vec<File> {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
             files.extend(self::files(&path));
-        } else {
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(&path).expect("text");
             let path = path.strip_prefix(source()).expect("a path in src");
             let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
