@@ -532,7 +532,7 @@ where
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = why.response(&*self.reject, head, charges, settings.expose);
+        let mut response = why.response(&*self.reject, head, charges, settings.exposes_decision);
         if let Some(wait) = retry_after.filter(|_| settings.retries.in_milliseconds) {
             response
                 .headers_mut()

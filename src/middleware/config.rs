@@ -45,7 +45,7 @@ pub(crate) struct LayerConfig {
     pub(crate) headers: HeaderPolicy,
     /// The header fields for the quotas and `headers`, prepared for each service.
     pub(crate) template: Arc<Template>,
-    pub(crate) expose: bool,
+    pub(crate) exposes_decision: bool,
     pub(crate) exempt_preflights: bool,
     /// `false` if neither a list nor an exemption is set. `true` until [`prepare`](Self::prepare) looks.
     pub(crate) has_exceptions: bool,
@@ -63,7 +63,7 @@ pub(crate) struct LayerConfig {
     pub(crate) allow: Vec<AccessList>,
     pub(crate) deny: Vec<AccessList>,
     pub(crate) overcommit: Option<Overcommit>,
-    pub(crate) after: Option<AdjustConfig>,
+    pub(crate) adjustment: Option<AdjustConfig>,
     pub(crate) penalties: Vec<Arc<RulePenalty>>,
     pub(crate) hold: Arc<HoldConfig>,
     pub(super) drain: Arc<DrainConfig>,
@@ -96,7 +96,7 @@ impl LayerConfig {
         Self {
             headers: HeaderPolicy::default(),
             template: Arc::new(Template::new(HeaderPolicy::default(), infos)),
-            expose: false,
+            exposes_decision: false,
             exempt_preflights: false,
             has_exceptions: true,
             report_only: Toggle::off(),
@@ -112,7 +112,7 @@ impl LayerConfig {
             allow: Vec::new(),
             deny: Vec::new(),
             overcommit: None,
-            after: None,
+            adjustment: None,
             penalties: Vec::new(),
             hold: Arc::default(),
             drain: Arc::default(),
@@ -253,8 +253,8 @@ impl LayerConfig {
         self.template = Arc::new(Template::new(self.headers, infos));
         let has_lists = !self.allow.is_empty() || !self.deny.is_empty();
         self.has_exceptions = has_lists || self.exempt_preflights;
-        self.has_context = self.expose
-            || self.after.is_some()
+        self.has_context = self.exposes_decision
+            || self.adjustment.is_some()
             || self.overcommit.is_some()
             || self
                 .penalties
@@ -352,12 +352,12 @@ impl ResponseContext {
     /// Returns the context of a request that bypassed the store.
     pub(super) fn uncharged(settings: &LayerConfig) -> Option<Box<Self>> {
         let bypass = || Decision::allow().with_source(Source::Bypass);
-        let after = settings
-            .after
+        let exposed = settings
+            .adjustment
             .as_ref()
-            .filter(|after| after.exposed.is_some());
-        let charge = after.map(|after| ChargeHandle::new(after, &[], bypass(), false));
-        let decision = settings.expose.then(|| Box::new(bypass()));
+            .filter(|config| config.exposed.is_some());
+        let charge = exposed.map(|config| ChargeHandle::new(config, &[], bypass(), false));
+        let decision = settings.exposes_decision.then(|| Box::new(bypass()));
         let is_used = charge.is_some() || decision.is_some();
         is_used.then(|| {
             Box::new(Self {
@@ -460,10 +460,10 @@ impl ResponseContext {
         if is_charged && settings.nesting.is_early() {
             context.check_early_request(settings, decision, charges);
         }
-        context.decision = settings.expose.then(|| decision.clone().into());
-        context.charge = settings.after.as_ref().map(|after| {
+        context.decision = settings.exposes_decision.then(|| decision.clone().into());
+        context.charge = settings.adjustment.as_ref().map(|config| {
             let is_kept = is_charged && !decision.cause().is_undone();
-            ChargeHandle::new(after, charges, decision.clone(), is_kept)
+            ChargeHandle::new(config, charges, decision.clone(), is_kept)
         });
         context._in_flight =
             in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter));
@@ -487,7 +487,7 @@ impl ResponseContext {
             .iter()
             .all(|it| it.cost == 0 || it.quotas.is_empty());
         // The cost may be known only after the response.
-        let may_cost_later = settings.after.is_some();
+        let may_cost_later = settings.adjustment.is_some();
         if is_free && !may_cost_later {
             settings.miss_charge();
         } else {

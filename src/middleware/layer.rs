@@ -251,7 +251,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// # }
     /// ```
     pub fn expose_decision(mut self) -> Self {
-        self.settings.expose = true;
+        self.settings.exposes_decision = true;
         self
     }
 
@@ -875,7 +875,7 @@ where
             settings,
             ..
         } = self;
-        settings.after.get_or_insert_with(|| {
+        settings.adjustment.get_or_insert_with(|| {
             let infos = rule::infos(&**rules);
             let rules = infos.iter().map(|info| info.name).collect();
             let live = infos

@@ -51,12 +51,12 @@ async fn leased(log: &Log) {
     for _ in 0..5 {
         ask("alice").await;
     }
-    shared.is(Mood::Failing);
+    shared.set_mood(Mood::Failing);
     assert_eq!(ask("bob").await, Source::FailedOpen);
     assert_eq!(log.read().len(), 1, "it fails");
     assert_eq!(ask("alice").await, Source::Leased);
     assert_eq!(log.read(), [""; 0], "the store was not called");
-    shared.is(Mood::Well);
+    shared.set_mood(Mood::Well);
     ask("bob").await;
     assert_eq!(log.read().len(), 1, "it answers again");
 }
@@ -69,7 +69,7 @@ async fn open_or_closed<S: Store<Error = std::convert::Infallible>>(
 ) {
     for mood in [Mood::FailingSoon, Mood::Failing] {
         advance(secs(10)).await;
-        shared.is(mood);
+        shared.set_mood(mood);
         for _ in 0..5 {
             drop(limiter.take("alice", &HOURLY, 1).await);
         }
@@ -79,7 +79,7 @@ async fn open_or_closed<S: Store<Error = std::convert::Infallible>>(
             matches!(&failed[..], [line] if line.contains("WARN") && line.ends_with(&ending)),
             "{failed:?}"
         );
-        shared.is(Mood::Well);
+        shared.set_mood(Mood::Well);
         for _ in 0..5 {
             drop(limiter.take("alice", &HOURLY, 0).await);
         }
@@ -91,7 +91,7 @@ async fn open_or_closed<S: Store<Error = std::convert::Infallible>>(
 
 async fn breaker(log: &Log) {
     let shared = Shaky::new(Time::default().store());
-    shared.is(Mood::FailingSoon);
+    shared.set_mood(Mood::FailingSoon);
     let limiter = Limiter::named("default", shared.clone().breaker());
     for _ in 0..5 {
         limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
@@ -104,7 +104,7 @@ async fn breaker(log: &Log) {
     }
     assert_eq!(log.read(), [""; 0], "a failed probe is not logged");
     advance(secs(1)).await;
-    shared.is(Mood::Well);
+    shared.set_mood(Mood::Well);
     for _ in 0..10 {
         drop(limiter.try_take("alice", &HOURLY, 1).await.expect("a decision"));
     }
@@ -113,17 +113,17 @@ async fn breaker(log: &Log) {
     assert!(![opened, closed].concat().concat().contains("alice"));
     // Each turn takes a second, and a line is due after ten.
     for expected in [1, 0, 0, 0] {
-        shared.is(Mood::FailingSoon);
+        shared.set_mood(Mood::FailingSoon);
         for _ in 0..5 {
             limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
         }
         assert_eq!(log.read().len(), expected, "one outage in ten seconds is logged");
-        shared.is(Mood::Well);
+        shared.set_mood(Mood::Well);
         advance(secs(1)).await;
         drop(limiter.try_take("alice", &HOURLY, 1).await.expect("a decision"));
         assert_eq!(log.read().len(), expected, "its end is logged, if its beginning was");
     }
-    shared.is(Mood::FailingSoon);
+    shared.set_mood(Mood::FailingSoon);
     // The line above is four seconds old.
     for expected in [0, 0, 0, 0, 0, 0, 1, 0] {
         for _ in 0..5 {
@@ -139,11 +139,11 @@ async fn fallback(log: &Log) {
     let shared = Shaky::new(time.store());
     let limiter = Limiter::named("default", shared.clone().fallback(time.store(), 1));
     let outage = async || {
-        shared.is(Mood::FailingSoon);
+        shared.set_mood(Mood::FailingSoon);
         for key in ["alice", "bob", "alice"] {
             drop(limiter.take(key, &HOURLY, 1).await);
         }
-        shared.is(Mood::Well);
+        shared.set_mood(Mood::Well);
         for _ in 0..3 {
             drop(limiter.take("carol", &HOURLY, 0).await);
         }
@@ -168,7 +168,7 @@ async fn fallback(log: &Log) {
         outage().await;
         assert_eq!(log.read().len(), expected, "a failure is logged again after ten seconds");
     }
-    shared.is(Mood::FailingSoon);
+    shared.set_mood(Mood::FailingSoon);
     for expected in [0, 1, 0] {
         drop(limiter.take("alice", &HOURLY, 1).await);
         assert_eq!(log.read().len(), expected, "an outage that lasts is logged");

@@ -68,7 +68,7 @@ impl Process {
 
     /// Restores the shared store, and waits until all late charges have reached it.
     pub(crate) async fn recover(&self) {
-        self.shared.is(Mood::Well);
+        self.shared.set_mood(Mood::Well);
         drop(self.take("recovery", HOURLY, 0).await);
         settled().await;
     }

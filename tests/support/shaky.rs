@@ -83,7 +83,7 @@ impl Shaky {
         Self { store, state: Arc::new(state) }
     }
 
-    pub(crate) fn is(&self, mood: Mood) {
+    pub(crate) fn set_mood(&self, mood: Mood) {
         *self.state.mood.lock().expect("a mood") = mood;
         self.settles_fail_after(usize::MAX);
     }

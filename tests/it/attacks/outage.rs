@@ -39,7 +39,7 @@ async fn no_cost_and_no_hot_key_opens_the_breaker() {
 #[tokio::test(start_paused = true)]
 async fn logins_stay_limited_while_the_breaker_is_open() {
     let (clock, shared) = (FakeClock::new(), Shaky::new(FakeClock::new().store(64)));
-    shared.is(Mood::FailingSoon);
+    shared.set_mood(Mood::FailingSoon);
     let breaker = || shared.clone().breaker();
     let fallback =
         RateLimitLayer::new(PeerIp::new(), THREE, breaker().fallback(clock.store(64), 1));

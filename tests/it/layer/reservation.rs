@@ -94,7 +94,7 @@ async fn a_handler_blocks_and_resets_only_the_keys_of_its_client() {
 async fn a_thread_without_a_runtime_adjusts_and_blocks_as_well() {
     let time = Time::default();
     let shared = Shaky::new(time.store());
-    shared.is(Mood::Late(millis(5)));
+    shared.set_mood(Mood::Late(millis(5)));
     let layer = RateLimitLayer::rules(
         Rule::new("user", HeaderKey::new("x-user"), TEN),
         shared.clone().fail_closed(),

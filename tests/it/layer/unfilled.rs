@@ -94,7 +94,7 @@ async fn an_empty_rejection_has_no_content_type() {
     is_empty_without_a_type(&denied, StatusCode::FORBIDDEN).await;
     is_empty_without_a_type(&layer(Quota::concurrent(1)), StatusCode::SERVICE_UNAVAILABLE).await;
     let store = Shaky::new(LocalStore::with_capacity(64));
-    store.is(Mood::Failing);
+    store.set_mood(Mood::Failing);
     let failed = RateLimitLayer::new(Everyone, Quota::per_hour(1), store.fail_closed());
     is_empty_without_a_type(&failed, StatusCode::SERVICE_UNAVAILABLE).await;
     let key = HeaderKey::new("x-id");

@@ -140,7 +140,7 @@ async fn rejection<B: 'static>(
         }
         Way::FailedStore => {
             let store = Shaky::new(store);
-            store.is(Mood::Failing);
+            store.set_mood(Mood::Failing);
             let layer = RateLimitLayer::rules(rule(HOURLY), store.fail_closed());
             (StatusCode::SERVICE_UNAVAILABLE, ask(layer, request, permits).await)
         }
@@ -151,7 +151,7 @@ async fn rejection<B: 'static>(
         }
         Way::PendingFailure => {
             let store = Shaky::new(store);
-            store.is(Mood::FailingSoon);
+            store.set_mood(Mood::FailingSoon);
             let layer = RateLimitLayer::rules(rule(HOURLY), store.fail_closed());
             (StatusCode::SERVICE_UNAVAILABLE, ask(layer, request, permits).await)
         }

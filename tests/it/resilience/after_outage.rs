@@ -22,7 +22,7 @@ async fn an_outage_is_worth_one_more_quota_under_each_algorithm() {
         let mut used = Vec::new();
         // Three outages in a row add no more than one.
         for mood in [Mood::Failing, Mood::Well, Mood::Failing, Mood::Well, Mood::Failing] {
-            first.shared.is(mood);
+            first.shared.set_mood(mood);
             let mut admitted = 0;
             for process in &all {
                 admitted += process.admits("alice", quota, 200).await;
@@ -39,7 +39,7 @@ async fn an_undo_goes_to_the_store_that_charged() {
     let (key, quotas) = (Key::from("alice"), [HOURLY]);
     let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(6);
     let there = decided(process.store.take(&[charge])).await;
-    process.shared.is(Mood::Failing);
+    process.shared.set_mood(Mood::Failing);
     let here = decided(process.store.take(&[charge])).await;
     let more = decided(process.store.take(&[charge])).await;
     assert_eq!(left(&more), [35]);
@@ -49,7 +49,7 @@ async fn an_undo_goes_to_the_store_that_charged() {
     process.store.undo(&[charge], &here, None);
     assert_eq!(process.shared.given_back(), 0);
     assert_eq!(left(&process.take("alice", HOURLY, 0).await), [41]);
-    process.shared.is(Mood::Well);
+    process.shared.set_mood(Mood::Well);
     process.store.undo(&[charge], &there, None);
     assert_eq!(process.shared.given_back(), 1);
     assert_eq!(process.shared_left("alice", HOURLY), [100]);
@@ -62,9 +62,9 @@ async fn an_undo_goes_to_the_store_that_charged() {
 async fn a_refund_after_an_outage_goes_to_the_shared_store() {
     let process = Process::one_of(2, &Time::default());
     drop(process.take("alice", HOURLY, 20).await);
-    process.shared.is(Mood::Failing);
+    process.shared.set_mood(Mood::Failing);
     drop(process.take("alice", HOURLY, 10).await);
-    process.shared.is(Mood::Well);
+    process.shared.set_mood(Mood::Well);
     let there = process.adjust("alice", HOURLY, -10).await;
     assert_eq!((there.source(), left(&there)), (Source::Local, vec![90]));
     // 20 of its 50, less its half of the refund: in units of the whole quota, twice that.

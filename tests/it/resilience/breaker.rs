@@ -42,7 +42,7 @@ impl Guarded {
 
     fn set(mood: Mood, set: impl FnOnce(Breaker<Shaky>) -> Breaker<Shaky>) -> Self {
         let inner = Shaky::new(FakeClock::new().store(64));
-        inner.is(mood);
+        inner.set_mood(mood);
         Self { store: set(inner.clone().breaker()), inner }
     }
 
@@ -149,7 +149,7 @@ fn exactly_one_of_many_threads_is_the_probe() {
     for _ in 0..200 {
         let guarded = Guarded::set(Mood::FailingSoon, |breaker| breaker.open_for(moment..=moment));
         guarded.fail(5);
-        guarded.inner.is(Mood::Hanging);
+        guarded.inner.set_mood(Mood::Hanging);
         thread::sleep(Duration::from_micros(1));
         let start = Barrier::new(THREADS);
         let probes: Vec<_> = thread::scope(|scope| {
@@ -171,7 +171,7 @@ fn exactly_one_of_many_threads_is_the_probe() {
 async fn a_probe_that_hangs_stays_the_only_one_until_it_is_dropped() {
     let guarded = Guarded::open();
     advance(millis(100)).await;
-    guarded.inner.is(Mood::Hanging);
+    guarded.inner.set_mood(Mood::Hanging);
     for _ in 0..3 {
         let Answer::Later(probe) = guarded.ask() else { panic!("the place is free") };
         let mut probe = task::spawn(probe);
@@ -183,7 +183,7 @@ async fn a_probe_that_hangs_stays_the_only_one_until_it_is_dropped() {
         drop(probe);
         assert!(guarded.store.is_open(), "the dropped probe does not count");
     }
-    guarded.inner.is(Mood::Well);
+    guarded.inner.set_mood(Mood::Well);
     assert!(guarded.take().is_ok(), "the next is the probe");
     assert!(!guarded.store.is_open());
 }
@@ -197,12 +197,12 @@ async fn undo_does_not_call_the_store_while_it_is_open() {
         guarded.inner.given_back()
     };
     assert_eq!(undo(), 1);
-    guarded.inner.is(Mood::FailingSoon);
+    guarded.inner.set_mood(Mood::FailingSoon);
     guarded.fail(5);
     assert_eq!(undo(), 1);
     advance(millis(100)).await;
     assert_eq!(undo(), 1, "it is no probe");
-    guarded.inner.is(Mood::Well);
+    guarded.inner.set_mood(Mood::Well);
     assert!(guarded.take().is_ok());
     assert_eq!(undo(), 2);
 }

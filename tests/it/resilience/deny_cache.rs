@@ -244,7 +244,7 @@ async fn cached_denials_hold_in_an_outage_and_do_not_count_as_successes() {
     let take = async |key: &str| limiter.take(key, &HOURLY, 1).await;
     drop(limiter.take("alice", &HOURLY, 10).await);
     assert_eq!(take("alice").await.source(), Source::Local);
-    shaky.is(Mood::FailingSoon);
+    shaky.set_mood(Mood::FailingSoon);
     while !breaker.is_open() {
         assert_eq!(take("bob").await.source(), Source::Fallback);
     }
@@ -267,7 +267,7 @@ async fn cached_denials_hold_in_an_outage_and_do_not_count_as_successes() {
     let limiter = Limiter::named("default", store.clone());
     drop(limiter.try_take("alice", &HOURLY, 10).await.expect("it works"));
     drop(limiter.try_take("alice", &HOURLY, 1).await.expect("it works"));
-    shaky.is(Mood::FailingSoon);
+    shaky.set_mood(Mood::FailingSoon);
     for _ in 0..2 {
         assert!(!store.is_open());
         drop(limiter.try_take("alice", &HOURLY, 1).await.expect("known"));

@@ -22,7 +22,7 @@ async fn a_quota_smaller_than_the_number_of_processes_gives_a_new_key_one_unit_i
     let five = Quota::per_hour(5);
     drop(process.take("new", five, 0).await);
     drop(process.take("known", five, 1).await);
-    process.shared.is(Mood::Failing);
+    process.shared.set_mood(Mood::Failing);
     assert_eq!(process.admits("new", five, 99).await, 1);
     let denied = process.take("known", five, 1).await;
     assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(7_200))));
@@ -64,7 +64,7 @@ async fn blocked_keys_stay_blocked_in_an_outage() {
     assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(50))));
     assert!(here.take("alice", HOURLY, 1).await.is_allowed());
     drop(there.limiter().unblock("freed").await);
-    here.shared.is(Mood::Failing);
+    here.shared.set_mood(Mood::Failing);
     for process in [&here, &there] {
         let denied = process.take("mallory", HOURLY, 1).await;
         assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(50))));
@@ -95,7 +95,7 @@ async fn a_block_of_one_key_is_not_mirrored_to_another_key_of_its_rule() {
         let process = Process::one_of(1, &Time::default());
         drop(process.shared.store.block(&mallory, secs(60)).now());
         assert!(decided(process.store.take(&[beside, mallory])).await.is_blocked());
-        process.shared.is(Mood::Failing);
+        process.shared.set_mood(Mood::Failing);
         assert!(decided(process.store.take(&[alice])).await.is_allowed(), "{beside:?}");
         let denied = !decided(process.store.take(&[mallory])).await.is_allowed();
         assert_eq!(denied, is_mirrored, "{beside:?}");
@@ -109,21 +109,21 @@ async fn slots_are_mirrored_despite_a_queue_a_block_and_a_full_store() {
     let process = Process::one_of(1, &time);
     let limiter = process.limiter();
     let first = process.take("alice", one, 1).await;
-    process.shared.is(Mood::Failing);
+    process.shared.set_mood(Mood::Failing);
     let wait = || task::spawn(limiter.until_ready("alice", &one, 1));
     let mut waits = [wait(), wait()];
     waits.iter_mut().for_each(|it| assert_pending!(it.poll()));
-    process.shared.is(Mood::Well);
+    process.shared.set_mood(Mood::Well);
     drop(first);
     assert!(waits[0].is_woken());
     let second = assert_ready_ok!(waits[0].poll());
     assert_eq!((second.source(), process.local.stats().held), (Source::Local, 1));
-    process.shared.is(Mood::Failing);
+    process.shared.set_mood(Mood::Failing);
     assert!(!process.take("alice", one, 1).await.is_allowed(), "the second still runs");
     drop((second, waits));
     assert!(process.take("alice", one, 1).await.is_allowed());
 
-    process.shared.is(Mood::Well);
+    process.shared.set_mood(Mood::Well);
     let there = Process::beside(&process.shared, 1, &time);
     drop(process.limiter().block("mallory", secs(60)).await.expect("room"));
     drop(there.limiter().unblock("mallory").await);
@@ -138,7 +138,7 @@ async fn slots_are_mirrored_despite_a_queue_a_block_and_a_full_store() {
         running.push(limiter.take(key, &one, 1).await);
     }
     assert_eq!(local.stats().held, 9);
-    process.shared.is(Mood::Failing);
+    process.shared.set_mood(Mood::Failing);
     assert!(!limiter.take(8_u32, &one, 1).await.is_allowed());
     drop(running);
     assert_eq!((local.stats().held, local.stats().holding), (0, 0));
@@ -158,7 +158,7 @@ async fn layers_with_one_rule_are_built_while_the_number_of_processes_changes() 
 #[tokio::test(start_paused = true)]
 async fn a_refund_in_an_outage_is_as_whole_as_its_charge() {
     let process = Process::one_of(4, &Time::default());
-    process.shared.is(Mood::Failing);
+    process.shared.set_mood(Mood::Failing);
     for units in [8, 1] {
         assert!(process.take("alice", HOURLY, units).await.is_allowed());
         let refunded = process.adjust("alice", HOURLY, -i64::from(units)).await;

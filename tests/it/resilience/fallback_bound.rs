@@ -80,7 +80,7 @@ proptest! {
             for process in &processes {
                 drop(process.take("alice", quota, 0).await);
             }
-            first.shared.is(Mood::Failing);
+            first.shared.set_mood(Mood::Failing);
             // the units that the warm key had before the outage are part of its quota
             let (mut alice, mut bob) =
                 (Admitted(used.min(quota.limit()).into()), Admitted::default());
@@ -111,7 +111,7 @@ async fn a_share_does_not_depend_on_the_cost_of_a_call() {
                 for later in rates {
                     let time = Time::default();
                     let process = Process::one_of(n, &time);
-                    process.shared.is(Mood::Failing);
+                    process.shared.set_mood(Mood::Failing);
                     let (mut admitted, mut costs) = (0, costs.iter().cycle());
                     while time.0.now() < PERIODS * secs(10) {
                         let cost = *costs.next().expect("a cycle");

@@ -258,7 +258,7 @@ async fn no_call_waits_long_for_a_borrow_call_that_is_not_polled() {
     let inner = Shaky::new(time.store());
     let store = inner.clone().timeout(millis(250)).leases(5);
     heat(&store, HOURLY).await;
-    inner.is(Mood::Late(millis(5)));
+    inner.set_mood(Mood::Late(millis(5)));
     let mut borrower =
         task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
     assert_pending!(borrower.poll());
@@ -278,7 +278,7 @@ async fn no_call_waits_long_for_a_borrow_call_that_is_not_polled() {
 async fn fallback_decisions_give_no_lease() {
     let time = Time::default();
     let (inner, local) = (Shaky::new(time.store()), time.store());
-    inner.is(Mood::Failing);
+    inner.set_mood(Mood::Failing);
     let store = inner.clone().fallback(local.clone(), 1).leases(5);
     for _ in 0..30 {
         assert_eq!(take(&store, HOURLY).source(), Source::Fallback);

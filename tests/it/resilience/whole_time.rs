@@ -112,14 +112,14 @@ async fn waiting_calls_do_not_open_the_breaker_after_one_lost_call() {
     for _ in 0..3 {
         take(&store).await;
     }
-    shaky.is(Mood::Hanging);
+    shaky.set_mood(Mood::Hanging);
     let request = async |at: u64| {
         sleep(millis(at)).await;
         take(&store).await
     };
     let recovery = async {
         sleep(millis(50)).await;
-        shaky.is(Mood::Well);
+        shaky.set_mood(Mood::Well);
     };
     let ((), times) = tokio::join!(recovery, join_all((0..=24).map(request)));
     assert!(times.iter().all(|time| *time <= BUDGET), "{times:?}");

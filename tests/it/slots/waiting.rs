@@ -159,7 +159,7 @@ fn stores() -> Vec<(&'static str, AnyStore)> {
     let local = || Time::default().store();
     let shaky = || Shaky::new(local());
     let failing = shaky();
-    failing.is(Mood::Failing);
+    failing.set_mood(Mood::Failing);
     vec![
         ("local", local().boxed()),
         ("later", Gated::open(local()).boxed()),
@@ -295,12 +295,12 @@ async fn a_limiter_keeps_no_place_in_the_queue_while_it_sleeps() {
             });
             assert_pending!(waits.poll());
             drop(limiter.block("alice", secs(3_600)).await.expect("room"));
-            shared.is(mood);
+            shared.set_mood(mood);
             drop(running);
             assert!(waits.is_woken() && !take().await.is_allowed(), "{what}");
             assert_pending!(waits.poll(), "{what}");
             time.pass(secs(60)).await;
-            shared.is(Mood::Well);
+            shared.set_mood(Mood::Well);
             drop(limiter.unblock("alice").await);
             assert!(take().await.is_allowed(), "{what}, throttles: {throttles}");
             time.pass(secs(3_600)).await;

@@ -125,7 +125,7 @@ fn an_outage_shows_in_results_errors_and_the_circuit_state() {
     let recorded = recorded(async || {
         let quota = Quota::per_hour(2);
         let shaky = Shaky::new(LocalStore::new());
-        shaky.is(Mood::Hanging);
+        shaky.set_mood(Mood::Hanging);
         let open = RateLimitLayer::new(Everyone, quota, shaky.clone().fail_open());
         let closed = RateLimitLayer::new(Everyone, quota, shaky.clone().fail_closed());
         let here = shaky.clone().timeout(millis(100)).breaker().fallback(LocalStore::new(), 1);
@@ -133,11 +133,11 @@ fn an_outage_shows_in_results_errors_and_the_circuit_state() {
         for _ in 0..7 {
             answer(&here, get("/")).await;
         }
-        shaky.is(Mood::FailingSoon);
+        shaky.set_mood(Mood::FailingSoon);
         answer(&open, get("/")).await;
         answer(&closed, get("/")).await;
         // A late answer of a server that works is neither an outage nor an error.
-        shaky.is(Mood::Busy);
+        shaky.set_mood(Mood::Busy);
         answer(&open, get("/")).await;
         answer(&closed, get("/")).await;
     });
@@ -291,7 +291,7 @@ fn utilization_is_of_the_fullest_quota_of_a_rule_under_each_wrapper() {
     let store = || Time::default().store();
     let down = || {
         let shaky = Shaky::new(store());
-        shaky.is(Mood::Failing);
+        shaky.set_mood(Mood::Failing);
         shaky
     };
     macro_rules! of {
