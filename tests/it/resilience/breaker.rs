@@ -106,7 +106,7 @@ async fn five_failures_in_a_row_of_any_call_open_it() {
 /// Alternates between failures and successes.
 fn alternate(guarded: &Guarded, answers: usize) {
     for at in 0..answers {
-        guarded.inner.is(if at % 2 == 0 { Mood::FailingSoon } else { Mood::Well });
+        guarded.inner.set_mood(if at % 2 == 0 { Mood::FailingSoon } else { Mood::Well });
         let _ = guarded.take();
     }
 }
@@ -130,7 +130,7 @@ async fn half_of_twenty_answers_within_a_second_open_it() {
 
     let few = Guarded::new(Mood::Well);
     for at in 0..2_000 {
-        few.inner.is(if at % 9 < 5 { Mood::Well } else { Mood::FailingSoon });
+        few.inner.set_mood(if at % 9 < 5 { Mood::Well } else { Mood::FailingSoon });
         few.take().map_or_else(|error| assert!(matches!(error, BreakerError::Store(_))), drop);
         advance(millis(1)).await;
     }

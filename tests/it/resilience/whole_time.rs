@@ -80,9 +80,9 @@ async fn longest(wrappers: &[Wrapper], left: u32, moods: [Mood; 2]) -> Duration 
     drop(shaky.store.take(&[charge.with_cost(units - left)]).now());
 
     let change = async {
-        shaky.is(moods[0]);
+        shaky.set_mood(moods[0]);
         sleep(millis(150)).await;
-        shaky.is(moods[1]);
+        shaky.set_mood(moods[1]);
     };
     let request = |at: u64| {
         let store = &store;
