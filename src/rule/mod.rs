@@ -515,8 +515,8 @@ pub enum Applies {
     Skip,
     /// The rule charges the request, and rejects a request without an identity.
     ///
-    /// Of the [`OnMissingKey`] policy, only the status of [`Reject`](OnMissingKey::Reject) still has an
-    /// effect.
+    /// The [`OnMissingKey`] policy then has no effect, except for the status of
+    /// [`Reject`](OnMissingKey::Reject).
     Require,
 }
 

@@ -6,7 +6,7 @@ use http::{Response, StatusCode};
 use tokio_test::{assert_pending, task::Spawn};
 use tower::Layer;
 use tower_sluice::{
-    Quota, RateLimitLayer, Rule, Store,
+    LocalStore, Quota, RateLimitLayer, Rule, Store,
     key::{Everyone, HeaderKey},
     middleware::{Counters, HoldUntil, Penalty},
     store::CannotFail,
@@ -79,30 +79,8 @@ async fn all_queued_requests_are_denied_at_once_and_their_charges_undone() {
     queued_charges_come_back(time.clone(), Gated::open(time.store())).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_end_of_all_waits_is_no_strike() {
-    let store = Time::default().store();
-    let rule = Rule::new("api", HeaderKey::new("x-key"), ONE).max_wait(secs(60));
-    let penalty = Penalty::after(Quota::per_hour(1)).block([secs(600)]);
-    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
-    let layer = layer.max_waiters_per_key(9).penalty("api", penalty);
-    let queue = layer.queue_handle();
-    let mut service = layer.layer(Strict::default());
-    let alice = || with(&[("x-key", "alice")]);
-    let running = limiter("api", store).take("alice", &ONE, 1).now();
-    let mut waiting = [begin(&mut service, alice()).await, begin(&mut service, alice()).await];
-    waiting.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
-    queue.close();
-    assert_eq!(waiting.each_mut().map(status), [DENIED; 2]);
-    drop(running);
-    assert_eq!(ask(&mut service, alice()).await.status(), OK, "the key is not blocked");
-}
-
-/// The queue closes between the call of the store and its denial.
-#[tokio::test(start_paused = true)]
-async fn a_wait_that_the_end_prevents_is_no_strike() {
-    let store = Time::default().store();
-    let gated = Gated::shut(store.clone());
+/// Two requests are denied by the end of all waits, and a third one is not blocked.
+async fn the_end_is_no_strike(store: LocalStore, gated: Gated) {
     let rule = Rule::new("api", HeaderKey::new("x-key"), ONE).max_wait(secs(60));
     let penalty = Penalty::after(Quota::per_hour(1)).block([secs(600)]);
     let layer = RateLimitLayer::rules(rule, gated.clone()).hold_until(HoldUntil::Head);
@@ -119,6 +97,19 @@ async fn a_wait_that_the_end_prevents_is_no_strike() {
     tokio::task::yield_now().await;
     drop(running);
     assert_eq!(ask(&mut service, alice()).await.status(), OK, "the key is not blocked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_all_waits_is_no_strike() {
+    let store = Time::default().store();
+    the_end_is_no_strike(store.clone(), Gated::open(store)).await;
+}
+
+/// The queue closes between the call of the store and its denial.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_the_end_prevents_is_no_strike() {
+    let store = Time::default().store();
+    the_end_is_no_strike(store.clone(), Gated::shut(store)).await;
 }
 
 #[tokio::test(start_paused = true)]
