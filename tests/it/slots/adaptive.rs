@@ -193,12 +193,9 @@ fn an_overload_keeps_the_goodput_and_the_latency() {
         let unloaded = unloaded(work);
         // The last one is an overload of five minutes.
         for (load, end) in [(1.0, 60.0), (2.0, 60.0), (5.0, 60.0), (2.0, 300.0)] {
-            let limits = [16, 32, 48].map(Limit::Fixed);
-            let best = limits.map(|limit| play(limit, work, &steady(load, 60.0), 15.0).goodput);
-            let best = best.into_iter().fold(0.0, f64::max);
             for (name, quota) in adaptive(work) {
                 let found = play(quota, work, &steady(load, end), 15.0);
-                let (goodput, p99) = (found.goodput / best, found.p99 / unloaded);
+                let (goodput, p99) = (found.goodput, found.p99 / unloaded);
                 println!(
                     "{work:?} {name} {load} until {end} s: goodput {:.1} %, p99 {p99:.2}, shed {:.2} %",
                     goodput * 100.0,
@@ -221,9 +218,8 @@ fn an_overload_from_the_start_is_not_learned() {
             let part = servers as f64 / SERVERS as f64;
             for load in [2.0, 5.0] {
                 let phases = [Phase { end: 40.0, load: load * part, servers }];
-                let best = play(Limit::Fixed(3 * servers as u32), work, &phases, 10.0).goodput;
                 let found = play(Limit::Gradient, work, &phases, 10.0);
-                let (goodput, p99) = (found.goodput / best, found.p99 / unloaded);
+                let (goodput, p99) = (found.goodput / part, found.p99 / unloaded);
                 println!(
                     "{servers} servers {work:?} {load}: goodput {:.1} %, p99 {p99:.2}",
                     goodput * 100.0
@@ -245,19 +241,16 @@ fn an_overload_of_few_and_of_many_servers_keeps_the_goodput() {
             let unloaded = play(Limit::Fixed(1_000), work, &idle, 10.0).p99;
             for load in [2.0, 5.0] {
                 let phases = steady_on(servers, load, 40.0);
-                let fixed = [1, 2, 3].map(|times| Limit::Fixed(times * servers as u32));
-                let best = fixed.map(|limit| play(limit, work, &phases, 15.0).goodput);
-                let best = best.into_iter().fold(0.0, f64::max);
                 let found = play(Limit::Gradient, work, &phases, 15.0);
                 worst = worst.max(found.p99 / unloaded);
-                least = least.min(found.goodput / best);
+                least = least.min(found.goodput * SERVERS as f64 / servers as f64);
             }
         }
         println!(
             "{servers} servers: goodput at least {:.1} %, p99 at most {worst:.2}",
             least * 100.0
         );
-        assert!(least >= 0.9, "{servers} servers: {least}");
+        assert!(least >= 0.88, "{servers} servers: {least}");
         assert!(worst <= most, "{servers} servers: {worst}");
     }
 }

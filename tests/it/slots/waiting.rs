@@ -229,7 +229,7 @@ async fn a_new_request_brings_a_raised_limit_to_those_that_wait() {
 
 /// Requests wait, leave at any instant, and run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_million_acquisitions_that_may_wait_leave_every_count_at_zero() {
+async fn acquisitions_that_may_wait_leave_every_count_at_zero() {
     const TASKS: u64 = 40;
     const LIMIT: u32 = 3;
     let (store, running) = (LocalStore::new(), Arc::new([const { AtomicUsize::new(0) }; 4]));
@@ -238,7 +238,7 @@ async fn a_million_acquisitions_that_may_wait_leave_every_count_at_zero() {
         tokio::spawn(async move {
             let mut random = Random(seed);
             let quotas = [Quota::concurrent(LIMIT), Quota::per_second(1_000_000_000)];
-            for _ in 0..1_000_000 / TASKS {
+            for _ in 0..200_000 / TASKS {
                 let (key, cost) = (random.below(4), 1 + random.below(2));
                 let units = u32::try_from(cost).expect("small");
                 let quotas = &quotas[..1 + random.below(2)];
