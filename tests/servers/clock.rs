@@ -289,7 +289,7 @@ async fn a_clock_that_jitters_allows_no_more_than_the_limit() {
             _ => quota,
         };
         for most in [1, 10] {
-            for percent in [0, 1, 10, 30, 50] {
+            for percent in [1, 10, 50] {
                 for calls in [1, 2, 5] {
                     let cell = format!("{name}, {most} ms, {percent} %, {calls} calls");
                     let (account, mut passed) = (Account::new(cell.clone(), quota), 0);

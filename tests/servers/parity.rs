@@ -221,7 +221,7 @@ fn random_sequences_give_equal_decisions() {
     let shared_charge = Charge::new(shared_rule, &shared_key, &shared);
 
     let sequence = (vec(vec(quota(), 1..4), 3), vec(step(), 1..40));
-    let config = Config { cases: 5_000, ..keeping(file!()) };
+    let config = Config { cases: 1_200, ..keeping(file!()) };
     proptest!(config, |((rules, steps) in sequence)| {
         let (clock, mut subject) = (FakeClock::new(), subject.clone());
         let both = Both { runtime: &runtime, redis: subject.open(), local: clock.store(1_024) };
