@@ -3,6 +3,7 @@
 pub(crate) mod dial;
 mod first_line;
 pub(crate) mod open;
+mod probe;
 mod silence;
 pub(crate) mod stream;
 
