@@ -97,7 +97,7 @@ impl AccountRequest {
                 }
                 (None, Some(take)) => {
                     let set = key(take.set.to_string());
-                    let mark = if take.waits > 0 {
+                    let mark = if take.mark_millis > 0 {
                         key(format!("{}w", take.set))
                     } else {
                         0

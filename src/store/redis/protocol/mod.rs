@@ -16,7 +16,7 @@ pub(crate) mod script;
 pub(crate) use self::{
     account::{AccountRequest, QuotaRequest},
     algorithms::{all_letters, check, letter},
-    plan::{Change, EncodedPlan, Layout, SlotTake},
+    plan::{Change, EncodedPlan, Layout, RequestSlots, SlotTake},
     request::{NamedQuota, Request, RequestKind, ScriptOp},
 };
 

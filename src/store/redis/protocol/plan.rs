@@ -88,18 +88,20 @@ impl EncodedPlan {
         let plan = keys
             .into_iter()
             .fold(plan, |plan, key| plan.int::<2>(key as u64));
-        let plan = plan.int::<2>(take.waits).int::<5>(take.own.min(MOST_UNITS));
+        let plan = plan
+            .int::<2>(take.mark_millis)
+            .int::<5>(take.own.min(MOST_UNITS));
         let plan = plan.int::<7>(take.ttl_micros).int::<8>(take.store);
         let plan = plan
             .int::<8>(take.first)
             .int::<2>(take.freed.len() as u64 * 10);
-        plan.slot_list(take.freed.iter().copied())
+        plan.slot_list(&take.freed)
     }
 
     /// Appends the slots of requests: the first number and how many.
-    pub(crate) fn slot_list(self, requests: impl Iterator<Item = (u64, u32)>) -> Self {
-        requests.fold(self, |plan, (first, units)| {
-            plan.int::<8>(first).int::<2>(units.into())
+    pub(crate) fn slot_list(self, requests: &[RequestSlots]) -> Self {
+        requests.iter().fold(self, |plan, request| {
+            plan.int::<8>(request.first).int::<2>(request.units.into())
         })
     }
 
@@ -152,9 +154,25 @@ pub(crate) struct SlotTake {
     /// The slots of the account that this process holds.
     pub(crate) own: u64,
     /// The milliseconds for which the mark of a denied request counts, or 0 if it does not wait.
-    pub(crate) waits: u64,
-    /// The slots that the call frees: the first number of each request, and how many.
-    pub(crate) freed: Vec<(u64, u32)>,
+    pub(crate) mark_millis: u64,
+    /// The slots that the call frees.
+    pub(crate) freed: Vec<RequestSlots>,
+}
+
+/// The slots of one request, which have consecutive numbers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RequestSlots {
+    /// The key of the sorted set.
+    pub(crate) set: Arc<str>,
+    pub(crate) first: u64,
+    pub(crate) units: u32,
+}
+
+impl RequestSlots {
+    pub(crate) fn new(set: &Arc<str>, first: u64, units: u32) -> Self {
+        let set = set.clone();
+        Self { set, first, units }
+    }
 }
 
 /// The argument that says which groups of equal requests a call has, as `lua/groups.lua` reads it.

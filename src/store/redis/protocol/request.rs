@@ -92,6 +92,11 @@ impl ScriptOp<'_> {
     pub(crate) fn takes(self) -> bool {
         matches!(self, ScriptOp::Take)
     }
+
+    /// Returns `true` if the operation decides if all demands fit.
+    pub(crate) fn decides(self) -> bool {
+        matches!(self, ScriptOp::Take | ScriptOp::Peek)
+    }
 }
 
 impl Request {
