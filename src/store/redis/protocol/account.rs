@@ -3,18 +3,19 @@
 use smallvec::SmallVec;
 
 use super::{
-    algorithms::{has_list, letter},
+    algorithms::has_list,
     plan::{Change, EncodedPlan, SlotTake},
+    quota::QuotaRequest,
 };
 use crate::{
     algorithm::Demand,
     name::RuleName,
-    quota::{Quota, QuotaAddress},
-    store::redis::cluster::slot,
+    quota::QuotaAddress,
+    store::{Charge, redis::cluster::slot},
 };
 
 /// The most quotas of a rule that are not part of a call.
-pub(super) const MAX_ABSENT: usize = 255;
+const MAX_ABSENT: usize = 255;
 
 /// The account of one rule and key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,28 +26,6 @@ pub(crate) struct AccountRequest {
     /// The number of quotas of the rule. The states of those that are not part of the call are kept.
     pub(crate) known: usize,
     pub(crate) quotas: QuotaRequests,
-}
-
-/// The demand on one quota of an account.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QuotaRequest {
-    /// The index of the quota in the first charge that names it.
-    pub(crate) index: usize,
-    pub(crate) quota: Quota,
-    pub(crate) address: QuotaAddress,
-    pub(crate) demand: Demand,
-}
-
-impl QuotaRequest {
-    /// Returns `true` if the quota is charged, uses GCRA and starts full.
-    fn is_plain(&self) -> bool {
-        self.quota.is_gcra() && self.quota.initial().is_none() && self.demand.cost > 0
-    }
-
-    /// Returns `true` if the quota is of slots, and some are taken.
-    fn takes_slots(&self) -> bool {
-        self.quota.is_concurrent() && self.demand.cost > 0
-    }
 }
 
 /// The quotas of an account. Each has an address of its own.
@@ -75,45 +54,26 @@ impl AccountRequest {
         let mut plan = EncodedPlan::default();
         let mut count = 0;
         for (index, part) in self.quotas.iter().enumerate() {
-            let QuotaRequest { quota, demand, .. } = part;
-            let change = if quota.is_concurrent() {
-                None
+            if let Some(take) = slots(index) {
+                let set = key(take.set.to_string());
+                let mark = take.mark_key().map_or(0, &mut key);
+                plan = plan.slots(part, take, [set, mark]);
+            } else if let Some(change) = change(index, part.demand) {
+                // The list is in the cluster slot of its account.
+                let list = has_list(&part.quota).then(|| self.part_key(":", part.address));
+                let list = list.map_or(0, &mut key);
+                plan = plan.rate(part, change, list, now);
             } else {
-                change(index, *demand)
-            };
-            plan = match (change, slots(index)) {
-                (Some(change), _) => {
-                    // The list is in the cluster slot of its account.
-                    let has_list = has_list(quota);
-                    let key = if has_list {
-                        key(self.part_key(":", part.address))
-                    } else {
-                        0
-                    };
-                    let plan = plan.address(quota, part.address);
-                    let plan = plan.quota(quota, *demand, change, key);
-                    let edges = quota.calendar_edges(now).into_iter().flatten();
-                    edges.fold(plan, |plan, edge| plan.int::<7>(edge / 1_000))
-                }
-                (None, Some(take)) => {
-                    let set = key(take.set.to_string());
-                    let mark = if take.mark_millis > 0 {
-                        key(format!("{}w", take.set))
-                    } else {
-                        0
-                    };
-                    let plan = plan.address(quota, part.address);
-                    plan.slots(quota, *demand, take, [set, mark])
-                }
-                (None, None) => continue,
-            };
+                continue;
+            }
             count += 1;
         }
         let absent = self.known.saturating_sub(count).min(MAX_ABSENT);
-        let head = [u64::from(!self.report_only), count as u64, absent as u64].into_iter();
-        let mut bytes = head.fold(EncodedPlan::default(), EncodedPlan::int::<1>).0;
-        bytes.extend(plan.0);
-        bytes
+        let head = EncodedPlan::default()
+            .int::<1>(u64::from(!self.report_only))
+            .int::<1>(count as u64)
+            .int::<1>(absent as u64);
+        [head.0, plan.0].concat()
     }
 
     /// Returns the key beside the account that belongs to a quota.
@@ -166,13 +126,23 @@ impl AccountRequest {
         self.quotas.iter().any(|part| part.demand.cost > 0)
     }
 
+    /// Adds a charge, without its quotas.
+    pub(super) fn join(&mut self, charge: &Charge<'_>) {
+        // Without quotas and cost, not even a block holds.
+        let reads = charge.cost == 0 && charge.charged_quotas().next().is_none();
+        self.report_only &= charge.report_only || reads;
+        // A charge without quotas, as of a block, does not know those of its rule.
+        let known = match charge.quotas.len() {
+            0 => MAX_ABSENT,
+            known => known,
+        };
+        self.known = self.known.max(known);
+    }
+
     /// Adds a quota, and returns its index. Demands on one account are added.
     pub(super) fn add(&mut self, part: QuotaRequest) -> usize {
-        let known = self
-            .quotas
-            .iter()
-            .position(|known| known.address == part.address);
-        let Some(index) = known else {
+        let mut known = self.quotas.iter();
+        let Some(index) = known.position(|known| known.address == part.address) else {
             self.quotas.push(part);
             return self.quotas.len() - 1;
         };
@@ -181,13 +151,5 @@ impl AccountRequest {
         demand.headroom = demand.headroom.max(part.demand.headroom);
         demand.max_wait = demand.max_wait.min(part.demand.max_wait);
         index
-    }
-}
-
-impl EncodedPlan {
-    /// Appends the letter of the algorithm and the address of a quota.
-    fn address(self, quota: &Quota, address: QuotaAddress) -> Self {
-        self.int::<1>(letter(quota).into())
-            .int::<4>(address.number().into())
     }
 }

@@ -8,15 +8,17 @@ mod account;
 pub(crate) mod addresses;
 mod algorithms;
 mod plan;
+mod quota;
 mod reader;
 pub(crate) mod reply;
 mod request;
 pub(crate) mod script;
 
 pub(crate) use self::{
-    account::{AccountRequest, QuotaRequest},
+    account::AccountRequest,
     algorithms::{all_letters, check, letter},
     plan::{Change, EncodedPlan, Layout, RequestSlots, SlotTake},
+    quota::QuotaRequest,
     request::{NamedQuota, Request, RequestKind, ScriptOp},
 };
 

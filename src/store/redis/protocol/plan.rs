@@ -2,16 +2,10 @@
 
 use std::sync::Arc;
 
-use super::MAX_COST;
-use crate::{
-    algorithm::{Demand, Receipt, gcra},
-    quota::Quota,
-};
+use crate::algorithm::Receipt;
 
 /// The longest time for which accounts are kept, in nanoseconds: ten years.
 pub(super) const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
-/// The maximum units of an account.
-const MOST_UNITS: u64 = 1 << 39;
 
 /// The bytes of a plan. Its numbers are little-endian.
 #[derive(Debug, Default)]
@@ -40,102 +34,11 @@ impl EncodedPlan {
         self.int::<7>(nanos / 1_000).int::<2>(nanos % 1_000)
     }
 
-    /// Appends one quota with its demand and its change. `key` is the index of the list of a
-    /// sliding log in the keys of the script.
-    pub(crate) fn quota(self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
-        let capacity = u64::from(quota.limit()) + u64::from(quota.soft());
-        let possible = ask.need() <= capacity;
-        let flag = match change {
-            Change::Undo(receipt) => !receipt.queued,
-            _ => possible,
-        };
-        let plan = self
-            .int::<1>(u64::from(ask.cost > 0))
-            .int::<1>(u64::from(flag));
-        if quota.is_gcra() {
-            return plan.gcra(quota, ask, change, possible);
-        }
-        let (cost, need, end) = match change {
-            Change::Charge => (ask.cost.into(), ask.need(), ask.max_wait),
-            Change::Units(units) => (units, ask.need(), 0),
-            Change::Undo(Receipt {
-                cost, units, end, ..
-            }) => (units.into(), cost.into(), end),
-        };
-        let plan = plan.int::<5>(cost.min(MOST_UNITS)).int::<5>(need);
-        plan.int::<5>(quota.late_limit()).counted(quota, end, key)
-    }
-
-    /// Appends a quota of slots with its demand. `key` is the index of the sorted set in the keys of
-    /// the script.
-    pub(crate) fn slots(
-        self,
-        quota: &Quota,
-        ask: Demand,
-        take: &SlotTake,
-        keys: [usize; 2],
-    ) -> Self {
-        let limit = u64::from(quota.limit()) + u64::from(quota.soft());
-        let possible = ask.need() <= limit && ask.cost <= MAX_COST;
-        let need = if possible { ask.need() } else { MOST_UNITS };
-        let plan = self
-            .int::<1>(u64::from(ask.cost > 0))
-            .int::<1>(u64::from(possible));
-        let plan = plan
-            .int::<2>(take.cost.into())
-            .int::<5>(need)
-            .int::<5>(limit);
-        let plan = keys
-            .into_iter()
-            .fold(plan, |plan, key| plan.int::<2>(key as u64));
-        let plan = plan
-            .int::<2>(take.mark_millis)
-            .int::<5>(take.own.min(MOST_UNITS));
-        let plan = plan.int::<7>(take.ttl_micros).int::<8>(take.store);
-        let plan = plan
-            .int::<8>(take.first)
-            .int::<2>(take.freed.len() as u64 * 10);
-        plan.slot_list(&take.freed)
-    }
-
     /// Appends the slots of requests: the first number and how many.
     pub(crate) fn slot_list(self, requests: &[RequestSlots]) -> Self {
         requests.iter().fold(self, |plan, request| {
             plan.int::<8>(request.first).int::<2>(request.units.into())
         })
-    }
-
-    fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {
-        let interval = quota.interval_nanos();
-        let time_of = |units: u64| interval.saturating_mul(units).min(LONGEST);
-        let limit = u64::from(quota.limit());
-        let plan = match change {
-            Change::Charge if possible => {
-                let slack = match quota.soft() {
-                    0 => ask.max_wait,
-                    soft => time_of(soft.into()),
-                };
-                let room = time_of(limit) + slack - time_of(ask.need());
-                self.nanos(time_of(ask.cost.into())).nanos(room)
-            }
-            // The room is negative, so the demand never fits.
-            Change::Charge => self
-                .nanos(time_of(ask.cost.into()))
-                .int::<7>(u64::MAX)
-                .int::<2>(0),
-            // Without queueing, no receipt ends later than this.
-            Change::Units(0) => self
-                .nanos(0)
-                .nanos(time_of(limit + u64::from(quota.soft()))),
-            Change::Units(units) => self
-                .nanos(time_of(units))
-                .nanos(time_of(quota.late_limit())),
-            Change::Undo(Receipt { units, end, .. }) => {
-                self.nanos(time_of(units.into())).nanos(end)
-            }
-        };
-        plan.nanos(gcra::retention(quota))
-            .nanos(gcra::initial_reset(quota))
     }
 }
 
@@ -166,6 +69,13 @@ pub(crate) struct RequestSlots {
     pub(crate) set: Arc<str>,
     pub(crate) first: u64,
     pub(crate) units: u32,
+}
+
+impl SlotTake {
+    /// Returns the key of the mark of a denied request, if it waits.
+    pub(super) fn mark_key(&self) -> Option<String> {
+        (self.mark_millis > 0).then(|| format!("{}w", self.set))
+    }
 }
 
 impl RequestSlots {

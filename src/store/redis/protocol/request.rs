@@ -5,16 +5,17 @@ use std::hash::{Hash, Hasher};
 use smallvec::SmallVec;
 
 use super::{
-    account::{AccountRequest, MAX_ABSENT, QuotaRequest},
+    account::AccountRequest,
     addresses::Addresses,
     plan::{Change, EncodedPlan, LONGEST, Layout, SlotTake},
+    quota::QuotaRequest,
     script::ScriptKind,
 };
 use crate::{
     algorithm::{Demand, Receipt},
     decision::{Decision, Outcome},
     name::RuleName,
-    quota::{Quota, QuotaAddress},
+    quota::Quota,
     store::Charge,
 };
 
@@ -105,34 +106,14 @@ impl Request {
         let mut request = Self::default();
         for charge in charges {
             let at = request.account(charge.rule, addresses.account(charge.rule, charge.key));
-            let account = &mut request.accounts[at];
-            // Without quotas and cost, not even a block holds.
-            let reads = charge.cost == 0 && charge.charged_quotas().next().is_none();
-            account.report_only &= charge.report_only || reads;
-            // A charge without quotas, as of a block, does not know those of its rule.
-            let known = if charge.quotas.is_empty() {
-                MAX_ABSENT
-            } else {
-                charge.quotas.len()
-            };
-            account.known = account.known.max(known);
-            let waits = u64::from(charge.queues());
+            request.accounts[at].join(charge);
             for (quota_index, quota) in charge.charged_quotas() {
-                let mut ask = charge.demand();
-                if quota.is_concurrent() {
-                    // Requests that wait for slots for different times share a call.
-                    ask.max_wait = waits;
-                }
-                let added = account.add(QuotaRequest {
-                    index: quota_index,
-                    quota: *quota,
-                    address: QuotaAddress::at(charge.quotas, quota_index),
-                    demand: ask,
-                });
+                let part = QuotaRequest::new(charge, quota_index, quota);
+                let quota = request.accounts[at].add(part);
                 let outcome = request.named.len();
                 request.named.push(NamedQuota {
                     account: at,
-                    quota: added,
+                    quota,
                     quota_index,
                     outcome,
                 });
@@ -154,20 +135,18 @@ impl Request {
 
     /// Returns the index of an account. Adds the account if it is new.
     fn account(&mut self, rule: RuleName, address: String) -> usize {
-        let known = self
-            .accounts
-            .iter()
-            .position(|known| known.address == address);
-        known.unwrap_or_else(|| {
-            self.accounts.push(AccountRequest {
-                rule,
-                address,
-                report_only: true,
-                known: 0,
-                quotas: SmallVec::new(),
-            });
-            self.accounts.len() - 1
-        })
+        let mut known = self.accounts.iter();
+        if let Some(index) = known.position(|known| known.address == address) {
+            return index;
+        }
+        self.accounts.push(AccountRequest {
+            rule,
+            address,
+            report_only: true,
+            known: 0,
+            quotas: SmallVec::new(),
+        });
+        self.accounts.len() - 1
     }
 
     /// Returns a request for the accounts at the indices for which `keep` returns `true`.
@@ -241,11 +220,7 @@ impl Request {
                 RequestKind::Other => ScriptKind::Take,
             },
             ScriptOp::Peek => ScriptKind::Peek,
-            ScriptOp::Adjust(_)
-            | ScriptOp::Undo(..)
-            | ScriptOp::Reset
-            | ScriptOp::Block(_)
-            | ScriptOp::Unblock => ScriptKind::Adjust,
+            _ => ScriptKind::Adjust,
         }
     }
 
@@ -270,7 +245,7 @@ impl Request {
             args.extend([name.into(), EncodedPlan::default().nanos(nanos).0]);
         }
         for (at, account) in self.accounts.iter().enumerate() {
-            let change = |quota, ask| self.change(op, at, quota, ask);
+            let change = |quota, demand| self.change(op, at, quota, demand);
             let index = |key| {
                 keys.push(key);
                 keys.len()
@@ -313,7 +288,7 @@ impl Request {
         op: ScriptOp<'_>,
         account: usize,
         quota: usize,
-        ask: Demand,
+        demand: Demand,
     ) -> Option<Change> {
         match op {
             ScriptOp::Take | ScriptOp::Peek => Some(Change::Charge),
@@ -321,7 +296,7 @@ impl Request {
                 let mut all = self.named.iter();
                 let named = all.find(|named| named.account == account && named.quota == quota)?;
                 let outcome = taken.outcomes().get(named.outcome)?;
-                Receipt::new(taken, outcome, ask, units).map(Change::Undo)
+                Receipt::new(taken, outcome, demand, units).map(Change::Undo)
             }
             ScriptOp::Adjust(units) => Some(Change::Units(units.unsigned_abs())),
             ScriptOp::Reset | ScriptOp::Block(_) | ScriptOp::Unblock => Some(Change::Units(0)),
