@@ -20,7 +20,7 @@ pub(crate) use self::{
 };
 use self::{
     node::{Connector, Node},
-    routes::Routes,
+    routes::{Routes, Target},
 };
 use crate::store::{
     FailureDomain,
@@ -123,12 +123,15 @@ impl ClusterLink {
         let deadline = Instant::now() + TIMEOUT;
         self.routes.loaded(deadline).await?;
         let unanswered = RefreshOnDrop(&self.routes);
-        let mut node = self.routes.master(slot)?;
-        let mut asking = false;
+        let mut target = Target {
+            node: self.routes.master(slot)?,
+            asking: false,
+        };
         let mut redirections = 0;
         let mut pause = TRY_AGAIN;
         loop {
-            let error = match node.call(command, asking, deadline).await {
+            let reply = target.node.call(command, target.asking, deadline).await;
+            let error = match reply {
                 Err(error) if error.kind() != Raw::Server(Server::NoScript) => error,
                 reply => {
                     forget(unanswered);
@@ -136,15 +139,9 @@ impl ClusterLink {
                 }
             };
             match error.kind() {
-                Raw::Server(kind @ (Server::Moved | Server::Ask))
-                    if redirections < MAX_REDIRECTIONS =>
-                {
+                Raw::Server(Server::Moved | Server::Ask) if redirections < MAX_REDIRECTIONS => {
                     redirections += 1;
-                    asking = kind == Server::Ask;
-                    if !asking {
-                        self.routes.refresh()?;
-                    }
-                    node = self.routes.redirect(&error, &node, !asking)?;
+                    target = self.routes.redirect(&error, &target.node)?;
                 }
                 Raw::Server(Server::TryAgain)
                     if pause <= MAX_TRY_AGAIN && Instant::now() + pause < deadline =>

@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::{RedisError, RedisResult};
+use redis::{ErrorKind as Raw, RedisError, RedisResult, ServerErrorKind as Server};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep, timeout, timeout_at},
@@ -60,6 +60,13 @@ struct SlotOwners {
     nodes: HashMap<String, Arc<Node>>,
     /// The error of the last refresh, if it failed.
     failed: Option<RedisError>,
+}
+
+/// The server to which a call is sent.
+pub(super) struct Target {
+    pub(super) node: Arc<Node>,
+    /// `true` if a slot is still moving to the server.
+    pub(super) asking: bool,
 }
 
 impl Routes {
@@ -130,17 +137,20 @@ impl Routes {
             .collect()
     }
 
-    /// Returns the server that a redirection names. Updates the master of the slot if the slot has
-    /// `moved`.
+    /// Returns the target that a redirection names. If the slot has moved, updates its master, and starts
+    /// to ask for the others.
     pub(super) fn redirect(
-        &self,
+        self: &Arc<Self>,
         redirection: &RedisError,
         from: &Node,
-        moved: bool,
-    ) -> RedisResult<Arc<Node>> {
-        let target = redirection.redirect_node();
-        let target = target.and_then(|(to, slot)| Some((split_address(to)?, slot)));
-        let Some(((host, port), slot)) = target else {
+    ) -> RedisResult<Target> {
+        let moved = redirection.kind() == Raw::Server(Server::Moved);
+        if moved {
+            self.refresh()?;
+        }
+        let named = redirection.redirect_node();
+        let named = named.and_then(|(to, slot)| Some((split_address(to)?, slot)));
+        let Some(((host, port), slot)) = named else {
             return Err(redirection.clone());
         };
         let host = if host.is_empty() {
@@ -161,7 +171,10 @@ impl Routes {
             }
             false
         });
-        Ok(node)
+        Ok(Target {
+            node,
+            asking: !moved,
+        })
     }
 
     /// Starts a task that asks for the slots. Returns `false` if such a task is running.
