@@ -13,7 +13,7 @@ use redis::{
 
 use super::{
     Link,
-    dial::{Dialed, dial},
+    dial::{Dialed, dial, unjudged},
     first_line::{FirstLines, of_stream},
     stream::RedisStream,
 };
@@ -372,16 +372,6 @@ async fn open_master(
             dial(client.async_get_client().await?).await
         })
         .await
-}
-
-/// Opens a connection that does not note silence.
-async fn unjudged(
-    connection: impl Future<Output = RedisResult<MultiplexedConnection>>,
-) -> RedisResult<Dialed> {
-    Ok(Dialed {
-        connection: connection.await?,
-        silence: None,
-    })
 }
 
 /// Opens a stream and logs in. If the server ends the stream, the first line on another one explains

@@ -34,45 +34,32 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6.2, is
     /// Garnet, or does not permit the commands of the scripts. The text lists the commands to permit.
     pub async fn probe(&self) -> Result<Vec<String>, RedisError> {
-        let info = cmd("INFO");
-        let key = [self.settings.addresses.account(rule(), &Key::everyone())];
-        let script = async {
-            let ran = self
-                .run(self.script(ScriptKind::Probe, []), &key, Vec::new())
-                .await;
-            // Redis closes a connection without a login that sends 16 KiB or more.
-            if ran.is_ok() {
-                self.load_scripts().await;
-            }
-            ran
-        };
         // A server that does not reply costs one timeout in all.
-        let (infos, ran) = join(self.on_all(&info), script).await;
-        let mut warnings = Vec::new();
+        let (infos, ran) = join(self.on_all(&cmd("INFO")), self.run_probe()).await;
         let servers = infos.len();
-        let mut missing = 0;
+        let mut findings = Findings::default();
         for (server, info) in infos {
-            match info
-                .and_then(|info| Ok(from_redis_value(info)?))
-                .map_err(RedisError::from)
-            {
-                Ok(info) => add_warnings(&mut warnings, &info)?,
-                Err(error) if error.kind().is_absence() => {
-                    let warning = format!("{server}: {error}; the requests for its keys fail");
-                    warnings.push(warning);
-                    missing += 1;
-                }
-                // The store also works if the user has no permission for INFO.
-                Err(_) => {}
-            }
+            let info = info.and_then(|info| Ok(from_redis_value(info)?));
+            findings.add(&server, info.map_err(RedisError::from))?;
         }
         match ran {
             // The key of the probe may be on a server that the warnings name.
-            Err(error) if !(error.kind().is_absence() && (1..servers).contains(&missing)) => {
+            Err(error)
+                if !(error.kind().is_absence() && (1..servers).contains(&findings.missing)) =>
+            {
                 Err(self.with_fix(error))
             }
-            _ => Ok(warnings),
+            _ => Ok(findings.warnings),
         }
+    }
+
+    async fn run_probe(&self) -> Result<(), RedisError> {
+        let key = [self.settings.addresses.account(rule(), &Key::everyone())];
+        let script = self.script(ScriptKind::Probe, []);
+        self.run(script, &key, Vec::new()).await?;
+        // Redis closes a connection without a login that sends 16 KiB or more.
+        self.load_scripts().await;
+        Ok(())
     }
 
     /// Loads the most common scripts, so that later calls take one round trip.
@@ -127,22 +114,18 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             .cluster_link()
             .map(ClusterLink::failing)
             .unwrap_or_default();
-        match self.call(Op::Take(&[look]), &Context::default()).await {
-            Ok(_) if !failing.is_empty() => {
-                Health::failing("redis", format!("failing servers: {}", failing.join(", ")))
-            }
-            Ok(_) => {
-                let healed = match self.healed() {
-                    0 => String::new(),
-                    n => format!("; {n} accounts were invalid and have been replaced"),
-                };
-                Health::healthy(
-                    "redis",
-                    format!("answered in {:?}{healed}", started.elapsed()),
-                )
-            }
-            Err(error) => Health::failing("redis", error.to_string()),
+        if let Err(error) = self.call(Op::Take(&[look]), &Context::default()).await {
+            return Health::failing("redis", error.to_string());
         }
+        if !failing.is_empty() {
+            return Health::failing("redis", format!("failing servers: {}", failing.join(", ")));
+        }
+        let healed = match self.healed() {
+            0 => String::new(),
+            n => format!("; {n} accounts were invalid and have been replaced"),
+        };
+        let took = started.elapsed();
+        Health::healthy("redis", format!("answered in {took:?}{healed}"))
     }
 }
 
@@ -156,6 +139,30 @@ const MIN_VERSION: [u32; 2] = [6, 2];
 
 fn rule() -> RuleName {
     RuleName::new("sluice probe").unwrap_or_default()
+}
+
+/// What the settings of the servers show.
+#[derive(Default)]
+struct Findings {
+    warnings: Vec<String>,
+    /// The number of servers that cannot be reached.
+    missing: usize,
+}
+
+impl Findings {
+    fn add(&mut self, server: &str, info: Result<InfoDict, RedisError>) -> Result<(), RedisError> {
+        match info {
+            Ok(info) => add_warnings(&mut self.warnings, &info)?,
+            Err(error) if error.kind().is_absence() => {
+                let warning = format!("{server}: {error}; the requests for its keys fail");
+                self.warnings.push(warning);
+                self.missing += 1;
+            }
+            // The store also works if the user has no permission for INFO.
+            Err(_) => {}
+        }
+        Ok(())
+    }
 }
 
 /// Adds warnings on the settings of a server. Fails if its version is too old.
