@@ -9,11 +9,12 @@
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use foldhash::quality::RandomState;
+use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
 use smallvec::{SmallVec, smallvec};
 use tokio::{
@@ -99,7 +100,7 @@ struct Collected {
 impl CallQueue {
     /// Starts the call of a request if no other one waits or is in flight.
     fn start_alone(&self, request: &Arc<Request>) -> Option<Instant> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = Instant::now();
         state.forget_old(now);
         let is_first = state.calls.is_empty() && state.collecting.is_none();
@@ -113,7 +114,7 @@ impl CallQueue {
 
     /// Adds a caller.
     fn push(&self, caller: Caller) {
-        let mut guard = self.state();
+        let mut guard = self.state.lock();
         let state = &mut *guard;
         match state.waiting.entry(caller.request.clone()) {
             Entry::Vacant(entry) => {
@@ -133,7 +134,7 @@ impl CallQueue {
 
     /// Returns the runtime of the first caller if a task is due. It is to be spawned.
     fn start_task(&self) -> Option<Handle> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.order.is_empty() {
             return None;
         }
@@ -154,7 +155,7 @@ impl CallQueue {
 
     /// Collects the callers of a call. Returns `None` if no request may join one.
     fn collect(&self) -> Option<Collected> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = Instant::now();
         state.collecting = None;
         let mut collected = Collected {
@@ -175,12 +176,12 @@ impl CallQueue {
 
     /// Notes that callers shared a call, whose answers they get now.
     fn note_shared(&self) {
-        self.state().shared = Some(Instant::now());
+        self.state.lock().shared = Some(Instant::now());
     }
 
     /// Ends a call.
     fn end(&self, started: Instant, requests: &[Arc<Request>]) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // Calls that started at one instant are equal here.
         if let Some(at) = state.calls.iter().position(|call| *call == started) {
             state.calls.remove(at);
@@ -192,11 +193,7 @@ impl CallQueue {
 
     /// Returns `true` if callers of the request wait for a task.
     fn has_waiting(&self, request: &Arc<Request>) -> bool {
-        self.state().waiting.contains_key(request)
-    }
-
-    fn state(&self) -> MutexGuard<'_, CallQueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().waiting.contains_key(request)
     }
 }
 
@@ -485,7 +482,7 @@ mod tests {
     }
 
     fn is_empty(queue: &CallQueue) -> bool {
-        let state = queue.state();
+        let state = queue.state.lock();
         state.waiting.is_empty() && state.order.is_empty() && state.running.is_empty()
     }
 

@@ -9,12 +9,13 @@ use std::{
     hash::{BuildHasher, RandomState},
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tokio::{
     sync::{Notify, Semaphore},
@@ -130,7 +131,7 @@ impl Slots {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, SlotsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn lock(&self) -> LockedSlots<'_> {
