@@ -101,7 +101,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Undoes a charge that arrives after its request was denied. Slots are freed with the decision.
     async fn undo_late(self, judged: JudgedCall, call: Deciding) {
         match call.await {
-            Ok(late) if judged.op.decides() && late.is_allowed() => {
+            Ok(late) if judged.op.takes() && late.is_allowed() => {
                 self.undo_parts(&judged.request, &late, None);
             }
             _ => {}
