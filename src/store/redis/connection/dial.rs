@@ -41,7 +41,7 @@ pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
     match info.addr() {
         Tcp(host, port) => {
             let stream = connect(host, *port, info.tcp_settings()).await?;
-            let silence = silence_of(SockRef::from(&stream))?;
+            let silence = silence_of(&SockRef::from(&stream))?;
             log_in_noted(login, stream, silence).await
         }
         #[cfg(feature = "redis-tls")]
@@ -52,14 +52,14 @@ pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
             tls_params: None,
         } => {
             let stream = connect(host, *port, info.tcp_settings()).await?;
-            let silence = silence_of(SockRef::from(&stream))?;
+            let silence = silence_of(&SockRef::from(&stream))?;
             let stream = tls(host, Noted::new(stream, silence.clone())).await?;
             log_in(login, stream, silence, on_runtime).await
         }
         #[cfg(unix)]
         Unix(path) => {
             let stream = UnixStream::connect(path).await?;
-            let silence = silence_of(SockRef::from(&stream))?;
+            let silence = silence_of(&SockRef::from(&stream))?;
             log_in_noted(login, stream, silence).await
         }
         // With a certificate of the client, or without a check of the server's.
@@ -78,7 +78,7 @@ pub(super) async fn unjudged(
 }
 
 /// Returns the notes of a socket, whose unread bytes wait in the kernel.
-fn silence_of(socket: SockRef<'_>) -> io::Result<Arc<Silence>> {
+fn silence_of(socket: &SockRef<'_>) -> io::Result<Arc<Silence>> {
     Ok(Silence::new(in_kernel(socket.try_clone()?)))
 }
 

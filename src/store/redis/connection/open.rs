@@ -179,23 +179,10 @@ impl RedisStore {
             .map(|server| server.addr().clone())
             .collect();
         let lines = FirstLines::default();
-        let master = sentinels[0].redis_settings().clone();
-        let address = sentinels[0].addr();
-        let tls = match address {
-            TcpTls { insecure: true, .. } => Some(TlsMode::Insecure),
-            TcpTls { .. } => Some(TlsMode::Secure),
-            _ => None,
-        };
+        let node = master_settings(&sentinels[0]);
         sentinels[0] = sentinels[0]
             .clone()
             .set_redis_settings(RedisConnectionInfo::default());
-        let node = SentinelNodeConnectionInfo::default()
-            .set_redis_connection_info(master)
-            .set_tcp_settings(tcp());
-        let node = match tls {
-            Some(tls) => node.set_tls_mode(tls),
-            None => node,
-        };
         let name = name.to_owned();
         let link = Link::new(
             Box::new(move || {
@@ -385,6 +372,18 @@ where
     match stream.log_in().await {
         Err(error) => Err(of_stream(open()).await.unwrap_or(error)),
         dialed => dialed,
+    }
+}
+
+/// Returns the settings of the connection to a master, with the login and the TLS of an address.
+fn master_settings(first: &ConnectionInfo) -> SentinelNodeConnectionInfo {
+    let node = SentinelNodeConnectionInfo::default()
+        .set_redis_connection_info(first.redis_settings().clone())
+        .set_tcp_settings(tcp());
+    match first.addr() {
+        TcpTls { insecure: true, .. } => node.set_tls_mode(TlsMode::Insecure),
+        TcpTls { .. } => node.set_tls_mode(TlsMode::Secure),
+        _ => node,
     }
 }
 
