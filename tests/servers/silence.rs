@@ -15,6 +15,7 @@ use http::{Request, Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     Decision, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store, StoreExt,
+    decision::Source,
     key::HeaderKey,
     middleware::HoldUntil,
     store::{ClusterLink, DynStore, RedisError, RedisErrorKind as Kind, TimeoutError},
@@ -243,4 +244,30 @@ async fn a_connector_counts_the_time_plainly() {
     let error = late.await.expect_err("it is late");
     assert!(matches!(error, TimeoutError::Elapsed(LIMIT)), "{error}");
     server.cont();
+}
+
+/// The thread of the runtime is blocked for more than ten times the limit.
+#[tokio::test]
+async fn the_late_answer_to_a_peek_undoes_no_charge() {
+    let server = Server::redis().await;
+    let beside = connect(&server.url()).await;
+    let limited = open(&server, false).await.timeout(LIMIT);
+    let account = Account::new("peeked", Quota::new(10, LONG).expect("a quota"));
+    let charges = [account.charge(1)];
+    assert!(limited.take(&charges).await.expect("a decision").is_allowed());
+    // The server has the script.
+    assert!(limited.peek(&charges).await.expect("a decision").is_allowed());
+
+    let calls = server.script_calls().await;
+    server.stop();
+    let mut peeked = Box::pin(limited.peek(&charges).into_future());
+    assert!(poll!(peeked.as_mut()).is_pending());
+    thread::sleep(11 * LIMIT);
+    let decision = peeked.await.expect("a decision");
+    server.cont();
+    assert_eq!(decision.source(), Source::Busy);
+    let arrived = async || (server.script_calls().await > calls).then_some(());
+    eventually("the call arrives", arrived).await;
+    tokio::time::sleep(LIMIT).await;
+    assert_eq!(account.left(&beside).await, 9);
 }

@@ -15,7 +15,7 @@ use super::{
     },
     slots::SlotCall,
 };
-use crate::{log::warn, observe::store_failed};
+use crate::log::warn;
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     pub(crate) async fn execute(
@@ -31,7 +31,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let replies = self
             .call_script(script, &keys, args, requests, [call].into())
             .await;
-        let mut replies = replies.inspect_err(|error| store_failed(error.kind().as_str()))?;
+        let mut replies = replies.inspect_err(RedisError::count)?;
         if kind != ScriptKind::Peek {
             self.count_losses(&replies);
         }

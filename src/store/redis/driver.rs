@@ -9,11 +9,12 @@
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use foldhash::quality::RandomState;
+use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
 use smallvec::{SmallVec, smallvec};
 use tokio::{
@@ -23,15 +24,12 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{
-    observe::store_failed,
-    store::redis::{
-        RedisStore,
-        batch::{Answered, Batch, Caller},
-        connection::{TIMEOUT, runtime},
-        error::{RedisError, RedisErrorKind},
-        protocol::{Request, RequestKind, ScriptOp, reply::Reply},
-    },
+use crate::store::redis::{
+    RedisStore,
+    batch::{Answered, Batch, Caller},
+    connection::{TIMEOUT, runtime},
+    error::{RedisError, RedisErrorKind},
+    protocol::{Request, RequestKind, ScriptOp, reply::Reply},
 };
 
 /// The maximum number of calls in flight. Further requests wait, at most for [`INTERVAL`].
@@ -102,7 +100,7 @@ struct Collected {
 impl CallQueue {
     /// Starts the call of a request if no other one waits or is in flight.
     fn start_alone(&self, request: &Arc<Request>) -> Option<Instant> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = Instant::now();
         state.forget_old(now);
         let is_first = state.calls.is_empty() && state.collecting.is_none();
@@ -116,7 +114,7 @@ impl CallQueue {
 
     /// Adds a caller.
     fn push(&self, caller: Caller) {
-        let mut guard = self.state();
+        let mut guard = self.state.lock();
         let state = &mut *guard;
         match state.waiting.entry(caller.request.clone()) {
             Entry::Vacant(entry) => {
@@ -136,7 +134,7 @@ impl CallQueue {
 
     /// Returns the runtime of the first caller if a task is due. It is to be spawned.
     fn start_task(&self) -> Option<Handle> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.order.is_empty() {
             return None;
         }
@@ -157,61 +155,33 @@ impl CallQueue {
 
     /// Collects the callers of a call. Returns `None` if no request may join one.
     fn collect(&self) -> Option<Collected> {
-        let mut batch = Batch::new(self.kind);
-        let mut requests = SmallVec::new();
-        let mut later = Vec::new();
-        let mut guard = self.state();
-        let state = &mut *guard;
+        let mut state = self.state.lock();
         let now = Instant::now();
         state.collecting = None;
-        while let Some(request) = state.order.front() {
-            let room = batch.room(request);
-            if room == 0 {
-                break;
-            }
-            let Some(request) = state.order.pop_front() else {
-                break;
-            };
-            if state.must_wait(&request, now) {
-                later.push(request);
-                continue;
-            }
-            let mut callers = state.waiting.remove(&request).unwrap_or_default();
-            callers.retain(|caller| !caller.tx.is_closed());
-            if callers.len() > room {
-                state
-                    .waiting
-                    .insert(request.clone(), callers.drain(room..).collect());
-                later.push(request.clone());
-            }
-            if !callers.is_empty() {
-                batch.add(callers);
-                state.start(request.clone(), now);
-                requests.push(request);
-            }
-        }
+        let mut collected = Collected {
+            batch: Batch::new(self.kind),
+            requests: SmallVec::new(),
+            started: now,
+        };
+        let later = state.fill(&mut collected);
         for request in later.into_iter().rev() {
             state.order.push_front(request);
         }
-        if requests.is_empty() {
+        if collected.requests.is_empty() {
             return None;
         }
         state.calls.push(now);
-        Some(Collected {
-            batch,
-            requests,
-            started: now,
-        })
+        Some(collected)
     }
 
     /// Notes that callers shared a call, whose answers they get now.
     fn note_shared(&self) {
-        self.state().shared = Some(Instant::now());
+        self.state.lock().shared = Some(Instant::now());
     }
 
     /// Ends a call.
     fn end(&self, started: Instant, requests: &[Arc<Request>]) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // Calls that started at one instant are equal here.
         if let Some(at) = state.calls.iter().position(|call| *call == started) {
             state.calls.remove(at);
@@ -223,11 +193,7 @@ impl CallQueue {
 
     /// Returns `true` if callers of the request wait for a task.
     fn has_waiting(&self, request: &Arc<Request>) -> bool {
-        self.state().waiting.contains_key(request)
-    }
-
-    fn state(&self) -> MutexGuard<'_, CallQueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().waiting.contains_key(request)
     }
 }
 
@@ -252,6 +218,44 @@ impl CallQueueState {
         });
     }
 
+    /// Moves requests that wait to a call, as many as fit. Returns those in between that wait on, in
+    /// order.
+    fn fill(&mut self, call: &mut Collected) -> Vec<Arc<Request>> {
+        let mut later = Vec::new();
+        while let Some(request) = self.order.pop_front() {
+            let room = call.batch.room(&request);
+            if room == 0 {
+                later.push(request);
+                break;
+            }
+            if self.must_wait(&request, call.started) {
+                later.push(request);
+                continue;
+            }
+            let callers = self.take_callers(&request, room);
+            if self.waiting.contains_key(&request) {
+                later.push(request.clone());
+            }
+            if !callers.is_empty() {
+                call.batch.add(callers);
+                self.start(request.clone(), call.started);
+                call.requests.push(request);
+            }
+        }
+        later
+    }
+
+    /// Removes the first callers of a request, and those that have left.
+    fn take_callers(&mut self, request: &Arc<Request>, room: usize) -> SmallVec<[Caller; 1]> {
+        let mut callers = self.waiting.remove(request).unwrap_or_default();
+        callers.retain(|caller| !caller.tx.is_closed());
+        if callers.len() > room {
+            let left = callers.drain(room..).collect();
+            self.waiting.insert(request.clone(), left);
+        }
+        callers
+    }
+
     /// Returns the first caller whose request may join a call.
     fn first_caller(&self, now: Instant) -> Option<&Caller> {
         let requests = self
@@ -269,11 +273,8 @@ impl CallQueueState {
         let Some(starts) = self.running.get(request) else {
             return false;
         };
-        starts
-            .iter()
-            .filter(|started| is_recent(started, now))
-            .count()
-            >= MAX_EQUAL
+        let recent = starts.iter().filter(|started| is_recent(started, now));
+        recent.count() >= MAX_EQUAL
     }
 
     /// Notes that a call of the request starts.
@@ -297,6 +298,13 @@ impl CallQueueState {
     }
 }
 
+/// Returns `true` for an error of a batch whose requests may be allowed one by one. The server has
+/// rejected the whole batch and charged nothing. If it has no memory, denials still need none. While a
+/// slot moves, an account may be on either server.
+fn rejects_batches(kind: RedisErrorKind) -> bool {
+    matches!(kind, RedisErrorKind::Memory | RedisErrorKind::Cluster)
+}
+
 /// Returns `true` if a call that started at this instant still delays others.
 fn is_recent(started: &Instant, now: Instant) -> bool {
     now < *started + INTERVAL
@@ -308,42 +316,30 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if !self.settings.coalesces {
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
-        let slot = request
-            .accounts
-            .first()
-            .map_or(0, |account| account.slot(self.settings.sharded));
+        let sharded = self.settings.sharded;
+        let first = request.accounts.first();
+        let slot = first.map_or(0, |account| account.slot(sharded));
         let queue = self.settings.queues.get(slot, request.kind());
         if let Some(started) = queue.start_alone(request) {
-            let requests = smallvec![request.clone()];
             let _call = QueuedCall {
                 store: self.clone(),
                 queue: queue.clone(),
                 started,
-                requests,
+                requests: smallvec![request.clone()],
             };
             // Not in a task, which may start on another thread, and later. Boxed, so that the futures of
             // waiting callers stay small.
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
         let answered = self.wait_for_call(queue, request).await;
-        let answered = answered.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        let Answered {
-            reply: Err(error),
-            is_shared: true,
-        } = answered
-        else {
-            return answered.reply;
-        };
-        // The server has rejected the whole batch and charged nothing. If it has no memory, denials
-        // still need none. While a slot moves, an account may be on either server.
-        if matches!(
-            error.kind(),
-            RedisErrorKind::Memory | RedisErrorKind::Cluster
-        ) {
-            return Box::pin(self.execute(request, ScriptOp::Take)).await;
+        let Answered { reply, is_shared } = answered.inspect_err(RedisError::count)?;
+        match reply {
+            Err(error) if is_shared && rejects_batches(error.kind()) => {
+                Box::pin(self.execute(request, ScriptOp::Take)).await
+            }
+            reply if is_shared => reply.inspect_err(RedisError::count),
+            reply => reply,
         }
-        store_failed(error.kind().as_str());
-        Err(error)
     }
 
     /// Waits for a task whose call the request joins.
@@ -486,7 +482,7 @@ mod tests {
     }
 
     fn is_empty(queue: &CallQueue) -> bool {
-        let state = queue.state();
+        let state = queue.state.lock();
         state.waiting.is_empty() && state.order.is_empty() && state.running.is_empty()
     }
 

@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 use redis::ErrorKind as Raw;
 
-use crate::store::Unsupported;
+use crate::{observe::store_failed, store::Unsupported};
 
 /// Error of a [`RedisStore`](super::RedisStore).
 ///
@@ -95,6 +95,11 @@ impl RedisError {
             text: format!("{}; {fix}", self.text),
             ..self
         }
+    }
+
+    /// Counts the error in the metrics.
+    pub(super) fn count(&self) {
+        store_failed(self.kind.as_str());
     }
 
     /// Returns the kind of the error.

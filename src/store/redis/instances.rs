@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -16,10 +16,7 @@ use super::{
     error::RedisError,
     protocol::{EncodedPlan, script::ScriptKind},
 };
-use crate::{
-    observe::store_failed,
-    store::{Instances, instances::Part, nanos},
-};
+use crate::store::{Instances, instances::Part, nanos};
 
 /// The time between two registrations of a process.
 const PERIOD: Duration = Duration::from_secs(3);
@@ -64,28 +61,29 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     #[must_use]
     pub fn live_instances(&self, expected: u32) -> Instances {
         let instances = Instances::from(expected);
-        let store = self.clone();
         let counted = Arc::downgrade(&instances.0);
-        tokio::spawn(async move {
-            let mut ticks = interval(PERIOD);
-            let mut last = None;
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            loop {
-                ticks.tick().await;
-                if counted.strong_count() == 0 {
-                    return;
-                }
-                let part = store.register().await;
-                let part = part
-                    .inspect_err(|error| store_failed(error.kind().as_str()))
-                    .ok();
-                if let (Some(counted), Some(part)) = (counted.upgrade(), part) {
-                    adopt(&counted, part, last);
-                }
-                last = part;
-            }
-        });
+        tokio::spawn(self.clone().keep_registering(counted));
         instances
+    }
+
+    /// Registers this process while a clone of its value exists.
+    async fn keep_registering(self, counted: Weak<AtomicU64>) {
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last = None;
+        loop {
+            ticks.tick().await;
+            if counted.strong_count() == 0 {
+                return;
+            }
+            let part = self.register().await.inspect_err(RedisError::count).ok();
+            if let Some(counted) = counted.upgrade()
+                && let Some(part) = part
+            {
+                adopt(&counted, part, last);
+            }
+            last = part;
+        }
     }
 
     /// Registers this process. Returns its part.

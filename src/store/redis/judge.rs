@@ -9,12 +9,11 @@ use super::{
     RedisStore,
     connection::{Link, ServerState, TIMEOUT, runtime},
     error::{RedisError, RedisErrorKind},
-    protocol::Request,
+    protocol::{Request, ScriptOp},
 };
 use crate::{
     decision::{Decision, Outcome, Source},
     log::warn,
-    observe::store_failed,
     store::{BoxFuture, Context},
 };
 
@@ -25,7 +24,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The time between two warnings.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
-type Deciding = BoxFuture<Result<Decision, RedisError>>;
+/// The future of a decision.
+pub(super) type Deciding = BoxFuture<Result<Decision, RedisError>>;
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     fn link(&self) -> Option<&Link> {
@@ -34,7 +34,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Returns the limit of a call that this store ends by itself, or `None` if its connections do not
     /// note silence.
-    pub(super) fn limit(&self, context: &Context<'_>) -> Option<Duration> {
+    fn limit(&self, context: &Context<'_>) -> Option<Duration> {
         let is_judged = match (self.link(), self.cluster_link()) {
             (Some(link), _) => link.is_judged(),
             (None, Some(cluster)) => cluster.is_judged(),
@@ -52,51 +52,58 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    /// Ends a call if a server is silent, which is an error, or after ten times the limit, which is a
-    /// denial.
-    pub(super) fn judge(
-        self,
-        limit: Duration,
+    /// Returns a call that ends if a server is silent, which is an error, or after ten times the limit,
+    /// which is a denial. Returns the call itself if the connections do not note silence.
+    pub(super) fn judged(
+        &self,
+        context: &Context<'_>,
         request: Arc<Request>,
-        is_take: bool,
-        mut call: Deciding,
+        op: ScriptOp<'static>,
+        call: Deciding,
     ) -> Deciding {
-        let start = Instant::now();
-        Box::pin(async move {
-            // The timers below need a runtime.
-            let runtime = runtime()?;
-            let mut pause = limit.saturating_sub(start.elapsed());
-            loop {
-                if let Ok(decision) = timeout(pause, &mut call).await {
-                    return decision;
-                }
-                let ServerState::Answers(left) = self.server_state(&request, limit) else {
-                    store_failed("timeout");
-                    let text = format!(
-                        "the server is silent: no answer within {limit:?}; the charge may still have \
-                         been made"
-                    );
-                    return Err(RedisError::new(RedisErrorKind::Timeout, text));
-                };
-                let rest = limit
-                    .saturating_mul(PATIENCE)
-                    .saturating_sub(start.elapsed());
-                if rest.is_zero() {
-                    break;
-                }
-                pause = left.min(rest);
+        let Some(limit) = self.limit(context) else {
+            return call;
+        };
+        let judged = JudgedCall {
+            start: Instant::now(),
+            limit,
+            request,
+            op,
+        };
+        Box::pin(self.clone().judge(judged, call))
+    }
+
+    async fn judge(self, judged: JudgedCall, mut call: Deciding) -> Result<Decision, RedisError> {
+        let JudgedCall { start, limit, .. } = judged;
+        // The timers below need a runtime.
+        let runtime = runtime()?;
+        let mut pause = limit.saturating_sub(start.elapsed());
+        loop {
+            if let Ok(decision) = timeout(pause, &mut call).await {
+                return decision;
             }
-            self.warn_busy(start.elapsed());
-            let busy = busy(&request, is_take);
-            runtime.spawn(self.undo_late(request, is_take, call));
-            Ok(busy)
-        })
+            let ServerState::Answers(left) = self.server_state(&judged.request, limit) else {
+                return Err(silent(limit));
+            };
+            let longest = limit.saturating_mul(PATIENCE);
+            let rest = longest.saturating_sub(start.elapsed());
+            if rest.is_zero() {
+                break;
+            }
+            pause = left.min(rest);
+        }
+        self.warn_busy(start.elapsed());
+        let busy = busy(&judged.request, judged.op);
+        runtime.spawn(self.undo_late(judged, call));
+        Ok(busy)
     }
 
     /// Undoes a charge that arrives after its request was denied. Slots are freed with the decision.
-    async fn undo_late(self, request: Arc<Request>, is_take: bool, call: Deciding) {
+    async fn undo_late(self, judged: JudgedCall, call: Deciding) {
         match call.await {
-            Ok(late) if is_take && late.is_allowed() => self.undo_parts(&request, &late, None),
+            Ok(late) if judged.op.takes() && late.is_allowed() => {
+                self.undo_parts(&judged.request, &late, None);
+            }
             _ => {}
         }
     }
@@ -117,13 +124,32 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 }
 
+/// A call that this store ends by itself.
+struct JudgedCall {
+    start: Instant,
+    limit: Duration,
+    request: Arc<Request>,
+    op: ScriptOp<'static>,
+}
+
+/// Returns the error of a call whose server is silent.
+fn silent(limit: Duration) -> RedisError {
+    let text = format!(
+        "the server is silent: no answer within {limit:?}; the charge may still have been made"
+    );
+    let error = RedisError::new(RedisErrorKind::Timeout, text);
+    error.count();
+    error
+}
+
 /// Returns the answer to a call whose answer is not read in time.
-fn busy(request: &Request, decides: bool) -> Decision {
-    let denying = request
-        .accounts
-        .iter()
-        .filter(|account| !decides || account.quotas.iter().any(|part| part.demand.cost > 0));
-    let Some(account) = denying.min_by_key(|account| decides && account.report_only) else {
+fn busy(request: &Request, op: ScriptOp<'_>) -> Decision {
+    let decides = op.decides();
+    let accounts = request.accounts.iter();
+    let account = accounts
+        .filter(|account| !decides || account.charges())
+        .min_by_key(|account| decides && account.report_only);
+    let Some(account) = account else {
         return Decision::allow().with_source(Source::Busy);
     };
     let report_only = decides && account.report_only;

@@ -37,13 +37,14 @@ pub use self::{
 use self::{
     cluster::SLOTS,
     driver::Queues,
+    judge::Deciding,
     protocol::{MAX_COST, Request, ScriptOp, addresses::Addresses, script::Scripts},
     slots::Slots,
     waiting::Asking,
 };
 use super::{
-    Answer, BoxFuture, Charge, Context, FailureDomain, Health, KnownRules, Op, OwnedCharges, Store,
-    Unsupported, Waiter, can_queue, nanos,
+    Answer, BoxFuture, Charge, Context, FailureDomain, Health, KnownRules, Op, Store, Unsupported,
+    Waiter, can_queue, nanos,
 };
 use crate::{
     decision::{Decision, Source},
@@ -304,153 +305,135 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     fn take(
         &self,
         charges: &[Charge<'_>],
-        peeks: bool,
+        op: ScriptOp<'static>,
         context: &Context<'_>,
-    ) -> Answer<<Self as Store>::Future> {
+    ) -> Answer<Deciding> {
         let mut request = self.request(charges);
         if context.waiter.is_none() {
             request.end_waits_for_slots();
         }
         let request = Arc::new(request);
-        let answer = self.decide_later(charges, peeks, context.waiter, request.clone());
-        match (answer, self.limit(context)) {
-            (Answer::Later(call), Some(limit)) => {
-                Answer::Later(self.clone().judge(limit, request, true, call))
-            }
-            (answer, _) => answer,
+        match self.decide_later(charges, op, context.waiter, request.clone()) {
+            Answer::Later(call) => Answer::Later(self.judged(context, request, op, call)),
+            now => now,
         }
     }
 
     fn decide_later(
         &self,
         charges: &[Charge<'_>],
-        peeks: bool,
+        op: ScriptOp<'_>,
         waiter: Option<&Waiter>,
         request: Arc<Request>,
-    ) -> Answer<<Self as Store>::Future> {
-        let store = self.clone();
+    ) -> Answer<Deciding> {
         if request.accounts.is_empty() {
             return Answer::Now(Ok(Decision::allow().with_source(Source::Redis)));
         }
-        if peeks {
+        let store = self.clone();
+        if !op.takes() {
             return Answer::Later(Box::pin(store.peek_parts(request)));
         }
-        let has_slots = request.quotas().any(Quota::is_concurrent);
-        if has_slots && let Some(denial) = self.settings.slots.queue(&request, charges, waiter) {
+        if !request.quotas().any(Quota::is_concurrent) {
+            return Answer::Later(store.take_all(request));
+        }
+        let slots = &self.settings.slots;
+        if let Some(denial) = slots.queue(&request, charges, waiter) {
             drop(self.start_renewing());
             return Answer::Now(Ok(denial));
         }
-        let split = self.settings.sharded && request.accounts.len() > 1;
-        let parts = if split {
-            request.split(true)
-        } else {
-            Vec::new()
-        };
-        let decision: <Self as Store>::Future = match parts.len() {
-            0 | 1 => Box::pin(store.decide(request.clone())),
-            _ => Box::pin(store.take_parts(request.clone(), parts)),
-        };
-        if !has_slots {
-            return Answer::Later(decision);
-        }
-        let slots = self.settings.slots.clone();
         // Boxed, because few requests wait, and the future is moved.
-        let asking = waiter.map(|waiter| {
-            let asking = slots.ask(&request);
-            Box::new(AskingWaiter {
-                asking,
-                waiter: waiter.clone(),
-                charges: charges.into(),
-            })
-        });
-        let store = self.clone();
-        Answer::Later(Box::pin(async move {
-            let Some(mut asking) = asking else {
-                let mut decision = decision.await?;
-                slots.decided(&request, &[], None, None, &mut decision);
-                return Ok(decision);
-            };
-            let AskingWaiter {
-                asking,
-                waiter,
-                charges,
-            } = &mut *asking;
-            let mut decision = decision.await.inspect_err(|_| asking.has_failed = true)?;
-            charges.with(|charges| {
-                slots.decided(&request, charges, Some(waiter), Some(asking), &mut decision);
-            });
-            // The task may have ended since the call.
-            store.start_renewing()?;
-            Ok(decision)
-        }))
+        let asking = waiter.map(|waiter| Box::new(slots.ask(&request, charges, waiter)));
+        Answer::Later(Box::pin(store.take_slots(request, asking)))
     }
-}
 
-/// A request that may wait, while it asks for slots.
-struct AskingWaiter {
-    asking: Asking,
-    waiter: Waiter,
-    charges: OwnedCharges,
+    /// Charges all accounts of a request, or none.
+    fn take_all(self, request: Arc<Request>) -> Deciding {
+        if self.settings.sharded && request.accounts.len() > 1 {
+            let parts = request.split(true);
+            if parts.len() > 1 {
+                return Box::pin(self.take_parts(request, parts));
+            }
+        }
+        Box::pin(self.decide(request))
+    }
+
+    /// Charges a request that takes slots, and notes the answer for the requests that wait.
+    async fn take_slots(
+        self,
+        request: Arc<Request>,
+        mut asking: Option<Box<Asking>>,
+    ) -> Result<Decision, RedisError> {
+        let taken = self.clone().take_all(request.clone()).await;
+        if let Some(asking) = &mut asking {
+            asking.has_failed = taken.is_err();
+        }
+        let mut decision = taken?;
+        let slots = &self.settings.slots;
+        slots.decided(&request, asking.as_deref_mut(), &mut decision);
+        if asking.is_some() {
+            // The task may have ended since the call.
+            self.start_renewing()?;
+        }
+        Ok(decision)
+    }
+
+    /// Changes the account of a request.
+    async fn change(
+        self,
+        request: Arc<Request>,
+        op: ScriptOp<'static>,
+    ) -> Result<Decision, RedisError> {
+        let reply = self.execute(&request, op).await?;
+        reply.into_decision(&request)
+    }
 }
 
 /// Returns an error for charges of one rule that the scripts cannot keep apart.
 fn are_apart(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     for (at, charge) in charges.iter().enumerate() {
-        for other in charges[..at]
-            .iter()
-            .filter(|other| other.rule == charge.rule)
-        {
-            let is_same = other.key == charge.key;
-            if is_same && other.report_only != charge.report_only {
-                return Err(Unsupported::new(
-                    "a report-only charge beside another charge of its rule and key; give each a rule \
-                     of its own",
-                ));
-            }
+        let others = charges[..at].iter();
+        let mut same = others.filter(|other| other.rule == charge.rule && other.key == charge.key);
+        if same.any(|other| other.report_only != charge.report_only) {
+            return Err(Unsupported::new(
+                "a report-only charge beside another charge of its rule and key; give each a rule of its \
+                 own",
+            ));
         }
     }
     Ok(())
 }
 
+/// Reports a late charge above the limit. The script reduces it, but does not report it.
+fn report_cut(charge: &Charge<'_>, units: i64) {
+    let mut quotas = charge.charged_quotas().map(|(_, quota)| quota);
+    let amount = u64::try_from(units).unwrap_or(0);
+    if let Some(quota) = quotas.find(|quota| amount > quota.late_limit()) {
+        late_charge_cut(quota);
+    }
+}
+
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> {
     type Error = RedisError;
-    type Future = BoxFuture<Result<Decision, RedisError>>;
+    type Future = Deciding;
 
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         if let Err(unsupported) = self.supports(op.charges()) {
             return Answer::Now(Err(unsupported.into()));
         }
         let (charge, script_op) = match op {
-            Op::Take(charges) => return self.take(charges, false, context),
-            Op::Peek(charges) => return self.take(charges, true, context),
+            Op::Take(charges) => return self.take(charges, ScriptOp::Take, context),
+            Op::Peek(charges) => return self.take(charges, ScriptOp::Peek, context),
             Op::Adjust(charge, units) => {
-                let amount = units.unsigned_abs();
-                // The script reduces a charge above the limit, but does not report it.
-                let mut quotas = charge.charged_quotas().map(|(_, quota)| quota);
-                if units > 0
-                    && let Some(quota) = quotas.find(|quota| amount > quota.late_limit())
-                {
-                    late_charge_cut(quota);
-                }
+                report_cut(charge, units);
                 (charge, ScriptOp::Adjust(units))
             }
             Op::Reset(charge) => (charge, ScriptOp::Reset),
             Op::Block(charge, time) => (charge, ScriptOp::Block(nanos(time))),
             Op::Unblock(charge) => (charge, ScriptOp::Unblock),
         };
-        let store = self.clone();
         let request = Arc::new(self.request(&[charge.with_cost(0)]));
-        let asked = request.clone();
-        let call: Self::Future = Box::pin(async move {
-            store
-                .execute(&asked, script_op)
-                .await?
-                .into_decision(&asked)
-        });
-        Answer::Later(match self.limit(context) {
-            Some(limit) => self.clone().judge(limit, request, false, call),
-            None => call,
-        })
+        let call = Box::pin(self.clone().change(request.clone(), script_op));
+        Answer::Later(self.judged(context, request, script_op, call))
     }
 
     /// Undoes the charges in the background. Without a tokio runtime, the charges remain.
@@ -475,15 +458,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     }
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        for charge in charges.iter().filter(|charge| charge.cost > MAX_COST) {
-            if charge
-                .charged_quotas()
-                .any(|(_, quota)| quota.is_concurrent())
-            {
-                return Err(Unsupported::new(
-                    "a request that takes more than 256 slots; lower its cost",
-                ));
-            }
+        let large = charges.iter().filter(|charge| charge.cost > MAX_COST);
+        let mut quotas = large.flat_map(Charge::charged_quotas);
+        if quotas.any(|(_, quota)| quota.is_concurrent()) {
+            return Err(Unsupported::new(
+                "a request that takes more than 256 slots; lower its cost",
+            ));
         }
         self.settings.rules.register(charges)
     }

@@ -12,7 +12,7 @@ use futures_util::{
     future::{Either, ready, select, try_join_all},
     stream::{self, FuturesUnordered},
 };
-use redis::{Value, aio::ConnectionLike};
+use redis::{Cmd, Value, aio::ConnectionLike};
 use tokio::time::{interval, sleep};
 
 use super::{
@@ -20,10 +20,10 @@ use super::{
     cluster::slot,
     connection::runtime,
     error::{RedisError, code},
-    protocol::{EncodedPlan, script::ScriptKind},
-    slots::{MAX_FREED, MAX_RENEWED, RequestSlots, STEPS, Slots},
+    protocol::{EncodedPlan, RequestSlots, script::ScriptKind},
+    slots::{MAX_FREED, MAX_RENEWED, STEPS, Slots},
 };
-use crate::{observe::store_failed, store::BoxFuture};
+use crate::store::BoxFuture;
 
 /// The maximum number of calls of a pass at the same time.
 const MAX_CALLS: usize = 16;
@@ -65,6 +65,16 @@ enum SlotChange {
     Renew,
 }
 
+impl SlotChange {
+    /// Returns the maximum number of slots of a call.
+    fn max(self) -> u32 {
+        match self {
+            Self::Free => MAX_FREED,
+            Self::Renew => MAX_RENEWED,
+        }
+    }
+}
+
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Starts the task of this process if it takes slots and the task does not run.
     pub(in crate::store::redis) fn start_renewing(&self) -> Result<(), RedisError> {
@@ -95,7 +105,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut passes = Passes::default();
         let mut skipped = 0;
         loop {
-            passes.run_until(slots.wake.notified()).await;
+            passes.run_until(slots.wake_to_free.notified()).await;
             // A look takes a small part of this time, however many slots it skips.
             passes.run_until(sleep(COLLECT * (1 + skipped / 256))).await;
             skipped = self.start_passes(SlotChange::Free, slots.to_free(), &mut passes);
@@ -131,9 +141,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut servers = HashMap::<_, Vec<_>>::new();
         let mut skipped = 0;
         for slots in found {
-            let server = self
-                .cluster_link()
-                .and_then(|link| link.server(slot(slots.0.as_bytes())));
+            let cluster = self.cluster_link();
+            let server = cluster.and_then(|link| link.server(slot(slots.set.as_bytes())));
             if passes.servers.contains(&server) {
                 skipped += 1;
             } else {
@@ -141,21 +150,29 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             }
         }
         for (server, found) in servers {
-            let store = self.clone();
             passes.servers.insert(server.clone());
-            passes.running.push(Box::pin(async move {
-                let result = store.change_all(change, found).await;
-                if change == SlotChange::Free {
-                    if result.is_err() {
-                        sleep(RETRY).await;
-                    }
-                    // Others may have been freed on this server.
-                    store.settings.slots.wake.notify_one();
-                }
-                server
-            }));
+            let pass = self.clone().run_pass(change, found, server);
+            passes.running.push(Box::pin(pass));
         }
         skipped
+    }
+
+    /// Renews or frees slots on a server. Returns the server.
+    async fn run_pass(
+        self,
+        change: SlotChange,
+        found: Vec<RequestSlots>,
+        server: Option<String>,
+    ) -> Option<String> {
+        let changed = self.change_all(change, found).await;
+        if change == SlotChange::Free {
+            if changed.is_err() {
+                sleep(RETRY).await;
+            }
+            // Others may have been freed on this server.
+            self.settings.slots.wake_to_free.notify_one();
+        }
+        server
     }
 
     /// Frees all freed slots that the server may still count.
@@ -179,22 +196,20 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         change: SlotChange,
         mut found: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
-        let max = if change == SlotChange::Renew {
-            MAX_RENEWED
-        } else {
-            MAX_FREED
-        };
+        // Only renewals are scripts, whose keys must be in one slot of a cluster.
         let splits = self.settings.sharded && change == SlotChange::Renew;
-        let shard = |(set, ..): &RequestSlots| if splits { slot(set.as_bytes()) } else { 0 };
-        found.sort_by_cached_key(|slots| (shard(slots), slots.clone()));
-        let mut units = 0;
-        let calls = found.chunk_by(|last, next| {
-            units += last.2;
-            let fits = units + next.2 <= max && shard(last) == shard(next);
-            units = if fits { units } else { 0 };
-            fits
-        });
-        let calls: Vec<_> = calls.map(<[_]>::to_vec).collect();
+        let hash_slot = |slots: &RequestSlots| {
+            if splits {
+                slot(slots.set.as_bytes())
+            } else {
+                0
+            }
+        };
+        found.sort_by_cached_key(|slots| (hash_slot(slots), slots.clone()));
+        let shards = found.chunk_by(|one, other| hash_slot(one) == hash_slot(other));
+        let calls: Vec<_> = shards
+            .flat_map(|shard| calls(shard, change.max()))
+            .collect();
         let calls = stream::iter(calls).map(|call| self.change_slots(change, call));
         let calls = calls.buffer_unordered(MAX_CALLS);
         calls
@@ -208,32 +223,25 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         requests: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
         let slots = &self.settings.slots;
+        let sent_at = slots.now();
         let changed = match change {
-            SlotChange::Free => self
-                .remove(&requests)
-                .await
-                .map(|()| slots.removed(requests)),
+            SlotChange::Free => {
+                let removed = self.remove(&requests).await;
+                removed.map(|()| slots.removed(requests))
+            }
             SlotChange::Renew => {
-                let sent_at = slots.now();
                 let counted = self.renew(&requests).await;
-                counted.map(|counted| slots.renewed(requests, &counted, sent_at))
+                counted.map(|counted| slots.renewed(&requests, &counted, sent_at))
             }
         };
-        changed.inspect_err(|error| store_failed(error.kind().as_str()))
+        changed.inspect_err(RedisError::count)
     }
 
     /// Removes slots. This needs no script, which takes the server several times as long.
     async fn remove(&self, requests: &[RequestSlots]) -> Result<(), RedisError> {
         let store = self.settings.slots.store;
         let removals = by_set(requests).map(async |requests| {
-            let mut command = redis::cmd("ZREM");
-            command.arg(&*requests[0].0);
-            for (_, first, units) in requests {
-                for number in *first..first + u64::from(*units) {
-                    command.arg(EncodedPlan::default().int::<8>(store).int::<8>(number).0);
-                }
-            }
-            match self.send(&command).await {
+            match self.send(&removal(store, requests)).await {
                 // A value of another type has no slots. The next take replaces it.
                 Err(error) if code(&error) == Some("WRONGTYPE") => Ok(()),
                 reply => reply.map(drop),
@@ -251,9 +259,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut keys = Vec::new();
         let mut args = vec![head.0];
         for slots in by_set(requests) {
-            let list = slots.iter().map(|(_, first, units)| (*first, *units));
-            keys.push(&*slots[0].0);
-            args.push(EncodedPlan::default().slot_list(list).0);
+            keys.push(&*slots[0].set);
+            args.push(EncodedPlan::default().slot_list(slots).0);
         }
         let script = self.script(ScriptKind::Renew, []);
         match self.run(script, &keys, args).await? {
@@ -267,7 +274,36 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
 /// Returns the requests of each set, which are neighbours.
 fn by_set(requests: &[RequestSlots]) -> impl Iterator<Item = &[RequestSlots]> {
-    requests.chunk_by(|(one, ..), (other, ..)| one == other)
+    requests.chunk_by(|one, other| one.set == other.set)
+}
+
+/// Splits requests into calls of at most `max` slots.
+fn calls(requests: &[RequestSlots], max: u32) -> Vec<Vec<RequestSlots>> {
+    let mut calls = Vec::<Vec<_>>::new();
+    let mut units = 0;
+    for request in requests {
+        units += request.units;
+        match calls.last_mut() {
+            Some(call) if units <= max => call.push(request.clone()),
+            _ => {
+                calls.push(vec![request.clone()]);
+                units = request.units;
+            }
+        }
+    }
+    calls
+}
+
+/// Returns the command that removes slots of one set.
+fn removal(store: u64, requests: &[RequestSlots]) -> Cmd {
+    let mut command = redis::cmd("ZREM");
+    command.arg(&*requests[0].set);
+    for RequestSlots { first, units, .. } in requests {
+        for number in *first..first + u64::from(*units) {
+            command.arg(EncodedPlan::default().int::<8>(store).int::<8>(number).0);
+        }
+    }
+    command
 }
 
 /// The end of the task. If its runtime shuts down, requests that wait on another one start it again.

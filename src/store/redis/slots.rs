@@ -9,12 +9,13 @@ use std::{
     hash::{BuildHasher, RandomState},
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tokio::{
     sync::{Notify, Semaphore},
@@ -22,18 +23,18 @@ use tokio::{
     time::Instant,
 };
 
-use super::waits::Waits;
+use super::{
+    protocol::{
+        AccountRequest, MAX_COST, QuotaRequest, Request, RequestSlots, SlotTake,
+        reply::AccountReply,
+    },
+    waits::Waits,
+};
 use crate::{
     decision::{FreeSlots, Hold},
     log::warn,
     name::RuleName,
-    store::{
-        nanos,
-        redis::protocol::{
-            AccountRequest, MAX_COST, QuotaRequest, Request, SlotTake, reply::AccountReply,
-        },
-        subtract,
-    },
+    store::{Call, nanos, subtract},
 };
 
 /// The maximum number of slots that a call frees.
@@ -54,9 +55,16 @@ pub(crate) struct Slots {
     state: Mutex<SlotsState>,
     seed: RandomState,
     /// Wakes the task, to free slots.
-    pub(super) wake: Notify,
+    pub(super) wake_to_free: Notify,
     /// Wakes the task, to call requests that wait.
-    pub(super) waits: Notify,
+    pub(super) wake_to_call: Notify,
+}
+
+/// The locked state, and the calls that are made once it is unlocked: a waker may run any code.
+pub(super) struct LockedSlots<'a> {
+    // Dropped in this order.
+    pub(super) state: MutexGuard<'a, SlotsState>,
+    pub(super) calls: Vec<Call>,
 }
 
 /// The slots of each request have consecutive numbers. The first number stands for the request.
@@ -109,8 +117,8 @@ impl Slots {
             test_clock,
             state: Mutex::default(),
             seed: RandomState::new(),
-            wake: Notify::new(),
-            waits: Notify::new(),
+            wake_to_free: Notify::new(),
+            wake_to_call: Notify::new(),
         }
     }
 
@@ -123,7 +131,14 @@ impl Slots {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, SlotsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
+    }
+
+    pub(super) fn lock(&self) -> LockedSlots<'_> {
+        LockedSlots {
+            state: self.state(),
+            calls: Vec::new(),
+        }
     }
 
     /// Returns a hash of the key of a sorted set.
@@ -134,7 +149,7 @@ impl Slots {
     /// Lets the task end if it is not needed.
     pub(super) fn end_if_idle(&self, state: &SlotsState) {
         if state.is_idle() {
-            self.wake.notify_one();
+            self.wake_to_free.notify_one();
         }
     }
 
@@ -162,58 +177,54 @@ impl Slots {
     /// Numbers the slots that equal requests of several callers take.
     pub(crate) fn begin(self: &Arc<Self>, request: &Request, callers: usize) -> SlotCall {
         let sent_at = self.now();
-        let mut call = SlotCall {
-            slots: self.clone(),
-            sent_at,
-            takes: SmallVec::new(),
-        };
-        for (account_index, account) in request.accounts.iter().enumerate() {
+        let mut takes = SmallVec::new();
+        for (at, account) in request.accounts.iter().enumerate() {
             for (index, part) in account.slots() {
-                let QuotaRequest {
-                    quota, demand: ask, ..
-                } = part;
-                let cost = if ask.cost > MAX_COST {
-                    too_many(ask.cost)
-                } else {
-                    ask.cost
-                };
-                // No more callers than fit.
-                let most = quota.raised_limit().checked_div(cost.into()).unwrap_or(0);
-                let callers = u32::try_from(most.min(callers as u64)).unwrap_or(u32::MAX);
-                let rule = account.rule;
-                let set = set(account, part);
-                let id = self.id(&set);
-                let waits = if account.report_only || callers == 0 {
-                    0
-                } else {
-                    ask.max_wait
-                };
-                let mut state = self.state();
-                let take = SlotTake {
-                    store: self.store,
-                    first: state.next,
-                    cost,
-                    ttl_micros: self.ttl_micros(),
-                    own: state.units.get(&id).copied().unwrap_or(0),
-                    waits: waits * state.waits.mark_millis(rule),
-                    freed: state.freed(&set),
-                    set,
-                };
-                state.taking += 1;
-                state.next += u64::from(cost) * u64::from(callers);
-                drop(state);
-                call.takes.push(CallSlots {
+                let callers = fitting(part, callers);
+                let take = self.number(account, part, callers);
+                takes.push(QuotaSlots {
+                    id: self.id(&take.set),
                     take,
-                    account: account_index,
+                    account: at,
                     quota: index,
-                    id,
-                    rule,
-                    until_head: quota.sheds(),
+                    rule: account.rule,
+                    until_head: part.quota.sheds(),
                     callers,
                 });
             }
         }
-        call
+        SlotCall {
+            slots: self.clone(),
+            sent_at,
+            takes,
+        }
+    }
+
+    /// Numbers the slots of one quota that a number of callers take.
+    fn number(&self, account: &AccountRequest, part: &QuotaRequest, callers: u32) -> SlotTake {
+        let set = set(account, part);
+        let id = self.id(&set);
+        let cost = allowed_cost(part.demand.cost);
+        let waits = part.demand.max_wait > 0 && !account.report_only && callers > 0;
+        let mut state = self.state();
+        let first = state.next;
+        state.next += u64::from(cost) * u64::from(callers);
+        state.taking += 1;
+        let mark_millis = if waits {
+            state.waits.mark_millis(account.rule)
+        } else {
+            0
+        };
+        SlotTake {
+            store: self.store,
+            first,
+            cost,
+            ttl_micros: self.ttl_micros(),
+            own: state.units.get(&id).copied().unwrap_or(0),
+            mark_millis,
+            freed: state.freed_in(&set),
+            set,
+        }
     }
 
     /// Returns `true` if this process neither holds nor frees slots. The task then ends.
@@ -232,62 +243,67 @@ impl Slots {
         let mut state = self.state();
         state.freed.retain(|_, freed| freed.ends_at > now);
         let all = state.freed.iter();
-        all.map(|((set, first), freed)| (set.clone(), *first, freed.units))
+        all.map(|((set, first), freed)| RequestSlots::new(set, *first, freed.units))
             .collect()
     }
 
-    /// Returns the held slots to renew in a step, or all: those whose numbers have their turn and
-    /// that were not taken in the last step, and those that have missed it. Slots with near numbers
-    /// have their turn together.
+    /// Returns the held slots to renew in a step, or all.
     pub(super) fn to_renew(&self, step: Option<u32>) -> Vec<RequestSlots> {
         let now = self.now();
-        let period = nanos(self.ttl) / 3;
         let state = self.state();
         let due = state.held.iter().filter(|(first, held)| {
-            let turn = **first / u64::from(MAX_RENEWED) % u64::from(STEPS);
             let age = now.saturating_sub(held.renewed_at);
-            step.is_none_or(|step| {
-                age > period || turn == u64::from(step) && age > period / u64::from(STEPS)
-            })
+            step.is_none_or(|step| self.is_due(step, **first, age))
         });
-        due.map(|(first, held)| (held.set.clone(), *first, held.units))
+        due.map(|(first, held)| RequestSlots::new(&held.set, *first, held.units))
             .collect()
+    }
+
+    /// Returns `true` if slots are renewed in a step: those whose numbers have their turn and that were
+    /// not taken in the last step, and those that have missed it. Slots with near numbers have their
+    /// turn together.
+    fn is_due(&self, step: u32, first: u64, age: u64) -> bool {
+        let period = nanos(self.ttl) / 3;
+        let turn = first / u64::from(MAX_RENEWED) % u64::from(STEPS);
+        let has_turn = turn == u64::from(step) && age > period / u64::from(STEPS);
+        has_turn || age > period
     }
 
     /// Records that the server no longer counts slots.
     pub(super) fn removed(&self, requests: Vec<RequestSlots>) {
         let mut state = self.state();
-        for (set, first, _) in requests {
+        for RequestSlots { set, first, .. } in requests {
             state.freed.remove(&(set, first));
         }
     }
 
     /// Records a renewal that was sent at an instant, with `1` for each request whose slots count.
-    pub(super) fn renewed(&self, requests: Vec<RequestSlots>, counted: &[u8], sent_at: u64) {
-        let mut state = self.state();
+    pub(super) fn renewed(&self, requests: &[RequestSlots], counted: &[u8], sent_at: u64) {
         let mut lost = Vec::new();
-        for ((_, first, _), counts) in requests.into_iter().zip(counted) {
-            match state.held.get_mut(&first) {
+        let mut state = self.state();
+        for (RequestSlots { first, .. }, counts) in requests.iter().zip(counted) {
+            match state.held.get_mut(first) {
                 Some(held) if *counts == b'1' => held.renewed_at = sent_at,
-                _ => {
-                    let held = state.held.remove(&first);
-                    held.iter()
-                        .for_each(|held| subtract(&mut state.units, held.id, held.units.into()));
-                    lost.extend(held);
-                }
+                _ => lost.extend(state.remove_held(*first)),
             }
         }
         drop(state);
-        lost.into_iter().for_each(|held| held.lost.close());
+        lost.iter().for_each(|held| held.lost.close());
     }
 }
 
 impl SlotsState {
-    /// Counts slots of an account as held.
-    fn add(&mut self, id: u64, units: u64) {
-        if units > 0 {
-            *self.units.entry(id).or_default() += units;
-        }
+    /// Records that a request holds the slots from the number `first` on.
+    fn hold(&mut self, first: u64, held: RunningSlots) {
+        *self.units.entry(held.id).or_default() += u64::from(held.units);
+        self.held.insert(first, held);
+    }
+
+    /// Records that a request no longer holds slots. Returns `None` if they were lost.
+    fn remove_held(&mut self, first: u64) -> Option<RunningSlots> {
+        let held = self.held.remove(&first)?;
+        subtract(&mut self.units, held.id, held.units.into());
+        Some(held)
     }
 
     /// Returns `true` if this process neither holds, takes nor frees slots, and no request waits.
@@ -296,19 +312,33 @@ impl SlotsState {
         !is_used && self.waits.is_empty()
     }
 
+    /// Notes the answer of a call for slots, whose marks and frees it has made.
+    fn note_answer(&mut self, taken: &QuotaSlots, account: &AccountReply) {
+        self.taking -= 1;
+        for RequestSlots { set, first, .. } in &taken.take.freed {
+            self.freed.remove(&(set.clone(), *first));
+        }
+        if taken.take.mark_millis > 0
+            && let Some(waiting) = self.waits.get_mut(taken.id)
+        {
+            waiting.mark(account.is_marked);
+        }
+    }
+
     /// Returns the number of freed slots in a set that the server may still count.
-    pub(super) fn to_free(&self, set: &Arc<str>) -> u64 {
+    pub(super) fn count_freed(&self, set: &Arc<str>) -> u64 {
         let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
         all.map(|(_, freed)| u64::from(freed.units)).sum()
     }
 
-    /// Returns the freed slots in a set that the server may still count, oldest first.
-    fn freed(&self, set: &Arc<str>) -> Vec<(u64, u32)> {
+    /// Returns the freed slots in a set that the server may still count, oldest first, as many as one
+    /// call frees.
+    fn freed_in(&self, set: &Arc<str>) -> Vec<RequestSlots> {
         let mut room = MAX_FREED;
         let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
         all.map_while(|((_, first), FreedSlots { units, .. })| {
             room = room.checked_sub(*units)?;
-            Some((*first, *units))
+            Some(RequestSlots::new(set, *first, *units))
         })
         .collect()
     }
@@ -319,49 +349,38 @@ impl FreeSlots for Slots {
     fn free(&self, first: u64, _: u64, _: u64) {
         let now = self.now();
         let ends_at = self.end();
-        let mut state = self.state();
-        let Some(held) = state.held.remove(&first) else {
+        let mut locked = self.lock();
+        let LockedSlots { state, calls } = &mut locked;
+        let Some(held) = state.remove_held(first) else {
             return;
         };
-        let RunningSlots {
-            set,
-            id,
-            units,
-            rule,
-            started_at,
-            ..
-        } = held;
-        subtract(&mut state.units, id, units.into());
+        let units = held.units;
         state
             .freed
-            .insert((set.clone(), first), FreedSlots { units, ends_at });
-        if let Some(start) = started_at {
-            state.waits.record_hold(rule, now.saturating_sub(start));
+            .insert((held.set.clone(), first), FreedSlots { units, ends_at });
+        if let Some(start) = held.started_at {
+            state
+                .waits
+                .record_hold(held.rule, now.saturating_sub(start));
         }
-        let room = if state.waits.is_empty() {
-            0
-        } else {
-            state.to_free(&set)
-        };
-        let calls = state.waits.freed(id, room);
-        drop(state);
-        // A waker may run any code, so the lock is released first.
-        drop(calls);
-        self.wake.notify_one();
+        if !state.waits.is_empty() {
+            let room = state.count_freed(&held.set);
+            state.waits.freed(held.id, room, calls);
+        }
+        drop(locked);
+        self.wake_to_free.notify_one();
     }
 
     fn start(&self, first: u64) {
         let now = self.now();
-        self.state()
-            .held
-            .get_mut(&first)
-            .into_iter()
-            .for_each(|held| held.started_at = Some(now));
+        if let Some(held) = self.state().held.get_mut(&first) {
+            held.started_at = Some(now);
+        }
     }
 }
 
 /// The slots of one quota in a call. The callers of equal requests have consecutive slots.
-struct CallSlots {
+struct QuotaSlots {
     take: SlotTake,
     /// The index of the account in the request.
     account: usize,
@@ -376,10 +395,18 @@ struct CallSlots {
     callers: u32,
 }
 
-impl CallSlots {
-    /// Returns the slots of a number of callers.
-    fn units(&self, callers: u32) -> u64 {
-        u64::from(callers) * u64::from(self.take.cost)
+impl QuotaSlots {
+    /// Returns the slots that a caller of the call holds, which was sent at an instant.
+    fn held(&self, sent_at: u64, lost: Arc<Semaphore>) -> RunningSlots {
+        RunningSlots {
+            set: self.take.set.clone(),
+            id: self.id,
+            units: self.take.cost,
+            rule: self.rule,
+            started_at: None,
+            renewed_at: sent_at,
+            lost,
+        }
     }
 
     /// Returns the number of the first slot of each caller.
@@ -394,7 +421,7 @@ impl CallSlots {
 pub(crate) struct SlotCall {
     slots: Arc<Slots>,
     sent_at: u64,
-    takes: SmallVec<[CallSlots; 1]>,
+    takes: SmallVec<[QuotaSlots; 1]>,
 }
 
 /// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
@@ -420,45 +447,23 @@ impl SlotCall {
     ///
     /// If the answer is later than one time to live, they may have ended, and begin as lost.
     pub(crate) fn answered(mut self, accounts: &[AccountReply]) -> Vec<Vec<Hold>> {
-        let sent_at = self.sent_at;
         let ends_at = self.slots.end();
-        let are_lost = self.slots.now().saturating_sub(sent_at) >= nanos(self.slots.ttl);
+        let are_lost = self.slots.now().saturating_sub(self.sent_at) >= nanos(self.slots.ttl);
         let mut holds = Vec::new();
         for taken in mem::take(&mut self.takes) {
+            let account = &accounts[taken.account];
+            let units = taken.take.cost;
             let mut state = self.slots.state();
-            state.taking -= 1;
-            if taken.take.waits > 0
-                && let Some(waiting) = state.waits.get_mut(taken.id)
-            {
-                waiting.mark(accounts[taken.account].is_marked);
-            }
-            for (first, _) in &taken.take.freed {
-                state.freed.remove(&(taken.take.set.clone(), *first));
-            }
-            let charges = accounts[taken.account].charges;
-            let admitted =
-                u32::try_from(charges).map_or(taken.callers, |charges| charges.min(taken.callers));
-            state.add(taken.id, if are_lost { 0 } else { taken.units(admitted) });
-            for (caller, first) in taken.firsts().take(charges).enumerate() {
-                let set = taken.take.set.clone();
-                let units = taken.take.cost;
+            state.note_answer(&taken, account);
+            for (caller, first) in taken.firsts().take(account.charges).enumerate() {
                 let lost = Arc::new(Semaphore::new(0));
                 if are_lost {
                     lost.close();
-                    state
-                        .freed
-                        .insert((set, first), FreedSlots { units, ends_at });
+                    let set = taken.take.set.clone();
+                    let freed = FreedSlots { units, ends_at };
+                    state.freed.insert((set, first), freed);
                 } else {
-                    let held = RunningSlots {
-                        set,
-                        id: taken.id,
-                        units,
-                        rule: taken.rule,
-                        started_at: None,
-                        renewed_at: sent_at,
-                        lost: lost.clone(),
-                    };
-                    state.held.insert(first, held);
+                    state.hold(first, taken.held(self.sent_at, lost.clone()));
                 }
                 let hold = Hold::new(self.slots.clone(), first, 0, units);
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
@@ -466,7 +471,7 @@ impl SlotCall {
             }
             // Also frees those that are lost.
             if are_lost {
-                self.slots.wake.notify_one();
+                self.slots.wake_to_free.notify_one();
             }
             self.slots.end_if_idle(&state);
         }
@@ -489,15 +494,17 @@ impl Drop for SlotCall {
                 .freed
                 .extend(taken.firsts().map(|first| ((set.clone(), first), freed)));
             drop(state);
-            self.slots.wake.notify_one();
+            self.slots.wake_to_free.notify_one();
         }
     }
 }
 
-/// Logs that a request is denied, and returns the slots that it takes.
-#[cold]
-fn too_many(cost: u32) -> u32 {
+/// Returns the slots that a request of a cost takes: none if they are too many, which is then denied.
+fn allowed_cost(cost: u32) -> u32 {
     static LOGGED: AtomicBool = AtomicBool::new(false);
+    if cost <= MAX_COST {
+        return cost;
+    }
     if !LOGGED.swap(true, Relaxed) {
         warn!(
             "a request for {cost} slots is denied, because a request takes at most {MAX_COST} on Redis; \
@@ -507,8 +514,13 @@ fn too_many(cost: u32) -> u32 {
     0
 }
 
-/// The slots of one request: the key of their set, the first number, and how many.
-pub(super) type RequestSlots = (Arc<str>, u64, u32);
+/// Returns the number of callers whose slots fit into the limit, of those that ask.
+fn fitting(part: &QuotaRequest, callers: usize) -> u32 {
+    let cost = allowed_cost(part.demand.cost);
+    let most = part.quota.raised_limit().checked_div(cost.into());
+    let fitting = most.unwrap_or(0).min(callers as u64);
+    u32::try_from(fitting).unwrap_or(u32::MAX)
+}
 
 #[cfg(test)]
 mod tests {
@@ -518,7 +530,7 @@ mod tests {
     fn a_renewal_counts_from_the_instant_at_which_it_was_sent() {
         let clock = Arc::new(AtomicU64::new(5_000_000_000));
         let slots = Slots::new(Duration::from_secs(9), Some(clock));
-        let requests: Vec<RequestSlots> = vec![("set".into(), 0, 1)];
+        let requests = vec![RequestSlots::new(&"set".into(), 0, 1)];
         let held = RunningSlots {
             set: "set".into(),
             id: 7,
@@ -530,13 +542,13 @@ mod tests {
         };
         slots.state().held.insert(0, held);
         // A third of the time to live is less than the 4 s for which the answer was on its way.
-        slots.renewed(requests.clone(), b"1", 1_000_000_000);
+        slots.renewed(&requests, b"1", 1_000_000_000);
         assert_eq!(
             slots.to_renew(Some(9)),
             requests,
             "it is due although it is not its turn"
         );
-        slots.renewed(requests, b"1", 4_000_000_000);
+        slots.renewed(&requests, b"1", 4_000_000_000);
         assert_eq!(slots.to_renew(Some(9)), []);
     }
 }

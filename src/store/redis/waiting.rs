@@ -16,50 +16,79 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     RedisStore,
     protocol::{AccountRequest, MAX_COST, QuotaRequest, Request},
-    slots::{Slots, set},
-    waits::MAX_INTERVAL,
+    slots::{LockedSlots, Slots, SlotsState, set},
+    waits::{MAX_INTERVAL, WaitingRequests, Waits},
 };
 use crate::{
-    algorithm::{Demand, concurrent::missing},
+    algorithm::concurrent::missing,
     decision::{Decision, Outcome, Slot, Source},
     name::RuleName,
-    quota::Quota,
-    store::{Charge, Waiter, waiter::Rank},
+    store::{Call, Charge, OwnedCharges, Waiter, waiter::Rank},
 };
 
 /// Slots of one quota that a request needs.
-#[derive(Clone, Copy)]
-struct Needed<'a> {
+struct NeededSlots<'a> {
     account: &'a AccountRequest,
     part: &'a QuotaRequest,
-    quota: &'a Quota,
-    ask: &'a Demand,
 }
 
-fn needed(request: &Request) -> impl Iterator<Item = Needed<'_>> {
-    let all = request
-        .accounts
-        .iter()
-        .filter(|account| !account.report_only);
-    let all = all.flat_map(|account| {
-        account.slots().map(move |(_, part)| Needed {
-            account,
-            part,
-            quota: &part.quota,
-            ask: &part.demand,
-        })
+/// Returns the slots that a request cannot do without.
+fn needed_slots(request: &Request) -> impl Iterator<Item = NeededSlots<'_>> {
+    let accounts = request.accounts.iter();
+    let deciding = accounts.filter(|account| !account.report_only);
+    let all = deciding.flat_map(|account| {
+        account
+            .slots()
+            .map(move |(_, part)| NeededSlots { account, part })
     });
-    all.filter(|needed| needed.ask.cost > 0)
+    all.filter(|needed| needed.part.demand.cost > 0)
 }
 
-impl Needed<'_> {
+impl NeededSlots<'_> {
     /// Returns the key of the sorted set.
     fn set(&self) -> Arc<str> {
         set(self.account, self.part)
     }
 
+    fn rank(&self, waiter: Option<&Waiter>) -> Rank {
+        Rank::new(waiter, self.part.demand.headroom)
+    }
+
     fn is_of(&self, outcome: &Outcome) -> bool {
         self.account.rule == outcome.rule() && self.part.index == outcome.quota_index()
+    }
+
+    /// Returns `true` if the request fits once enough slots are free. Otherwise, the server denies it.
+    fn may_fit(&self) -> bool {
+        let demand = self.part.demand;
+        demand.need() <= self.part.quota.raised_limit() && demand.cost <= MAX_COST
+    }
+
+    /// Returns the number of held slots by a decision.
+    fn held(&self, decision: &Decision) -> Option<u64> {
+        let mut outcomes = decision.outcomes.iter();
+        outcomes
+            .find(|outcome| self.is_of(outcome))
+            .and_then(Outcome::held)
+    }
+
+    /// Returns the denial of a request for which these slots are expected to be free after a time.
+    fn denial(&self, request: &Request, wait: Duration) -> Decision {
+        let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
+        for named in &request.named {
+            let account = &request.accounts[named.account];
+            let mut outcome =
+                Outcome::unknown(account.rule, named.quota_index, Some(Duration::ZERO));
+            if self.is_of(&outcome) {
+                let limit = self.part.quota.limit();
+                outcome = Outcome::slots(account.rule, named.quota_index, limit, limit.into())
+                    .with_estimated_retry_after(wait);
+            }
+            decision
+                .outcomes
+                .push(outcome.with_report_only(account.report_only));
+        }
+        decision
     }
 }
 
@@ -77,6 +106,8 @@ fn max_wait(charges: &[Charge<'_>], rule: RuleName) -> Option<Duration> {
 pub(super) struct Asking {
     slots: Arc<Slots>,
     request: Arc<Request>,
+    charges: OwnedCharges,
+    waiter: Waiter,
     /// For each needed quota, how often this process had freed slots.
     frees: SmallVec<[u64; 1]>,
     started: Instant,
@@ -84,30 +115,86 @@ pub(super) struct Asking {
     is_answered: bool,
 }
 
+impl Asking {
+    /// Lets a denied request wait, if it may wait for all that denies it. Otherwise, it leaves its queue.
+    fn wait_or_leave(&self, decision: &Decision) {
+        let mut denying = decision.outcomes.iter().filter(|outcome| outcome.denies());
+        let may_wait = denying
+            .clone()
+            .all(|outcome| outcome.is_estimated() && self.max_wait(outcome.rule()).is_some());
+        if may_wait
+            && let Some(first) = denying.next()
+            && let Some(needed) = needed_slots(&self.request).find(|needed| needed.is_of(first))
+            && let Some(max_wait) = self.max_wait(first.rule())
+        {
+            self.slots.join(&needed, &self.waiter, max_wait);
+        } else {
+            self.waiter.leave();
+        }
+    }
+
+    fn max_wait(&self, rule: RuleName) -> Option<Duration> {
+        self.charges.with(|charges| max_wait(charges, rule))
+    }
+
+    /// Removes an admitted request from the queue of slots that it takes.
+    fn leave_admitted(&self) {
+        for needed in needed_slots(&self.request) {
+            let id = self.slots.id(&needed.set());
+            let mut locked = self.slots.lock();
+            let place = self.waiter.take_place(|queue| queue == id);
+            if let Some(waiting) = locked.state.waits.get_mut(id).filter(|_| place.is_some()) {
+                locked.calls.extend(waiting.queue.remove(&self.waiter));
+            }
+            // Before the place.
+            drop(locked);
+        }
+    }
+
+    /// Notes the answer for the slots of a queue, by the index of the needed quota.
+    fn note_answer(
+        &self,
+        index: usize,
+        decision: &Decision,
+        waiting: &mut WaitingRequests,
+        calls: &mut Vec<Call>,
+    ) {
+        waiting.answered_in = waiting.answered_in.max(self.started.elapsed());
+        if !decision.is_allowed() && self.frees[index] != waiting.frees {
+            // The server may count slots no more that were freed after it decided.
+            waiting.call_first(calls);
+        }
+    }
+
+    /// Notes that the call for slots of a queue has no answer.
+    fn end_unanswered(&self, waiting: &mut WaitingRequests, calls: &mut Vec<Call>) {
+        // If the next call has no answer either, it counts as a failure.
+        let usual = mem::take(&mut waiting.answered_in);
+        waiting.failing |= self.has_failed || self.started.elapsed() >= usual;
+        if waiting.failing {
+            waiting.call_all(calls);
+        } else {
+            waiting.call_first(calls);
+        }
+    }
+}
+
 impl Drop for Asking {
     fn drop(&mut self) {
-        let mut calls = Vec::new();
-        let mut state = self.slots.state();
-        for needed in needed(&self.request) {
+        let mut locked = self.slots.lock();
+        let LockedSlots { state, calls } = &mut locked;
+        for needed in needed_slots(&self.request) {
             let id = self.slots.id(&needed.set());
             let Some(waiting) = state.waits.get_mut(id) else {
                 continue;
             };
             waiting.asking -= 1;
             if !self.is_answered {
-                // If the next call has no answer either, it counts as a failure.
-                let usual = mem::take(&mut waiting.answered_in);
-                waiting.failing |= self.has_failed || self.started.elapsed() >= usual;
-                if waiting.failing {
-                    calls.extend(waiting.queue.waiting.values_mut().filter_map(Option::take));
-                }
-                waiting.call_first(&mut calls);
+                self.end_unanswered(waiting, calls);
             }
             state.waits.remove_unused(id);
         }
-        self.slots.end_if_idle(&state);
-        drop(state);
-        drop(calls);
+        self.slots.end_if_idle(state);
     }
 }
 
@@ -124,60 +211,59 @@ impl Slots {
         if state.waits.is_empty() {
             return None;
         }
-        let is_behind = |needed: &Needed<'_>| {
-            let Needed { quota, ask, .. } = *needed;
-            let id = self.id(&needed.set());
-            let rank = Rank::new(waiter, ask.headroom);
-            let queue = state.waits.get(id).filter(|waiting| !waiting.failing);
-            let is_called = waiter.is_some_and(|waiter| waiter.is_called(id));
-            // The server denies a request that never fits.
-            let may_fit = ask.need() <= quota.raised_limit() && ask.cost <= MAX_COST;
-            !is_called && may_fit && queue.is_some_and(|waiting| waiting.queue.is_before(rank))
-        };
-        let full = needed(request).find(is_behind)?;
-        let Needed { account, quota, .. } = full;
-        let wait = state.waits.time_to_free(account.rule, quota);
+        let mut needed = needed_slots(request);
+        let full = needed.find(|needed| self.is_behind(&state, needed, waiter))?;
+        let rule = full.account.rule;
+        let wait = state.waits.time_to_free(rule, &full.part.quota, 1);
         drop(state);
-        let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
-        for named in &request.named {
-            let AccountRequest {
-                rule, report_only, ..
-            } = request.accounts[named.account];
-            let unknown = Outcome::unknown(rule, named.quota_index, Some(Duration::ZERO));
-            let outcome = if full.is_of(&unknown) {
-                Outcome::slots(rule, named.quota_index, quota.limit(), quota.limit().into())
-                    .with_estimated_retry_after(wait)
-            } else {
-                unknown
-            };
-            decision
-                .outcomes
-                .push(outcome.with_report_only(report_only));
+        if let Some(waiter) = waiter
+            && let Some(max_wait) = max_wait(charges, rule)
+        {
+            self.join(&full, waiter, max_wait);
+            self.call_if_first(&full, waiter);
         }
-        self.join(&full, charges, waiter, true);
-        Some(decision)
+        Some(full.denial(request, wait))
+    }
+
+    /// Returns `true` if other requests wait for slots before a request.
+    fn is_behind(
+        &self,
+        state: &SlotsState,
+        needed: &NeededSlots<'_>,
+        waiter: Option<&Waiter>,
+    ) -> bool {
+        let id = self.id(&needed.set());
+        let is_called = waiter.is_some_and(|waiter| waiter.is_called(id));
+        if is_called || !needed.may_fit() {
+            return false;
+        }
+        let queue = state.waits.get(id).filter(|waiting| !waiting.failing);
+        queue.is_some_and(|waiting| waiting.queue.is_before(needed.rank(waiter)))
     }
 
     /// Starts the call of a request that may wait.
-    pub(super) fn ask(self: &Arc<Self>, request: &Arc<Request>) -> Asking {
+    pub(super) fn ask(
+        self: &Arc<Self>,
+        request: &Arc<Request>,
+        charges: &[Charge<'_>],
+        waiter: &Waiter,
+    ) -> Asking {
         let mut state = self.state();
         let mut frees = SmallVec::new();
-        for needed in needed(request) {
-            let waiting = state
-                .waits
-                .queue(self.id(&needed.set()), needed.account.rule);
+        for needed in needed_slots(request) {
+            let id = self.id(&needed.set());
+            let waiting = state.waits.queue(id, needed.account.rule);
             waiting.asking += 1;
             frees.push(waiting.frees);
         }
         drop(state);
-        let slots = self.clone();
-        let request = request.clone();
-        let started = Instant::now();
         Asking {
-            slots,
-            request,
+            slots: self.clone(),
+            request: request.clone(),
+            charges: charges.into(),
+            waiter: waiter.clone(),
             frees,
-            started,
+            started: Instant::now(),
             has_failed: false,
             is_answered: false,
         }
@@ -186,167 +272,108 @@ impl Slots {
     /// Adds the estimated waits to a denial, and lets the request wait if it may. Calls the requests
     /// for which there is room.
     pub(super) fn decided(
-        self: &Arc<Self>,
+        &self,
         request: &Request,
-        charges: &[Charge<'_>],
-        waiter: Option<&Waiter>,
-        asking: Option<&mut Asking>,
+        mut asking: Option<&mut Asking>,
         decision: &mut Decision,
     ) {
-        let allowed = decision.is_allowed();
         decision.slot.iter().for_each(Slot::start);
-        let waits = |outcome: &Outcome| {
-            outcome.is_estimated() && max_wait(charges, outcome.rule()).is_some()
-        };
-        let mut denying = decision.outcomes.iter().filter(|outcome| outcome.denies());
-        let first = denying.clone().next().filter(|_| denying.all(waits));
-        let joined = needed(request).find(|needed| first.is_some_and(|first| needed.is_of(first)));
-        match (joined, waiter) {
-            (Some(joined), _) => self.join(&joined, charges, waiter, false),
-            (None, Some(waiter)) if !allowed => waiter.leave(),
-            _ => {}
-        }
-        let (mut frees, time) = asking.map_or_else(Default::default, |asking| {
+        if let Some(asking) = &mut asking {
+            if decision.is_allowed() {
+                asking.leave_admitted();
+            } else {
+                asking.wait_or_leave(decision);
+            }
             asking.is_answered = true;
-            (asking.frees.clone(), asking.started.elapsed())
-        });
-        frees.reverse();
-        let mut calls = Vec::new();
-        let mut places = Vec::new();
-        let mut state = self.state();
-        for needed in needed(request) {
-            let frees = frees.pop();
-            let outcome = decision
-                .outcomes
-                .iter_mut()
-                .find(|outcome| needed.is_of(outcome));
-            let Needed {
-                account,
-                quota,
-                ask,
-                ..
-            } = needed;
-            let Some((outcome, held)) =
-                outcome.and_then(|outcome| outcome.held().map(|held| (outcome, held)))
-            else {
-                continue;
-            };
-            if outcome.is_estimated() {
-                let missing = missing(held, quota, *ask).try_into().unwrap_or(u32::MAX);
-                let wait = state
-                    .waits
-                    .time_to_free(account.rule, quota)
-                    .saturating_mul(missing);
-                *outcome = outcome.with_estimated_retry_after(wait);
-            }
-            if state.waits.is_empty() {
-                continue;
-            }
-            let set = needed.set();
-            let id = self.id(&set);
-            let interval = state.waits.interval(account.rule);
-            // These slots were freed after the call was sent.
-            let room = (quota.raised_limit() + state.to_free(&set)).saturating_sub(held);
-            let Some(waiting) = state.waits.get_mut(id) else {
-                continue;
-            };
-            if let Some(waiter) = waiter.filter(|_| allowed)
-                && let Some(place) = waiter.take_place(|queue| queue == id)
-            {
-                calls.extend(waiting.queue.remove(waiter));
-                places.push(place);
-            }
-            waiting.interval = interval;
-            let due = Instant::now() + waiting.pause();
-            if due < waiting.due {
-                self.waits.notify_one();
-            }
-            // Slots that this process takes again do not replace the question for more of them, or
-            // its share would never grow.
-            waiting.due = if allowed { due.min(waiting.due) } else { due };
-            waiting.failing = false;
-            waiting.answered_in = waiting.answered_in.max(time);
-            // The server may count slots no more that were freed after it decided.
-            let was_freed = !allowed && frees.is_some_and(|frees| frees != waiting.frees);
-            if was_freed {
-                waiting.call_first(&mut calls);
-            }
-            waiting.call_for(room, &mut calls);
         }
-        drop(state);
-        drop(calls);
+        estimate_waits(&self.state().waits, request, decision);
+        self.call_for_answer(request, asking.as_deref(), decision);
     }
 
-    /// Adds a request to the queue of an account, if it may wait. It leaves any other queue. If it asks
-    /// for the first time and is the first, because those before it have left, it is called.
-    fn join(
-        self: &Arc<Self>,
-        at: &Needed<'_>,
-        charges: &[Charge<'_>],
-        waiter: Option<&Waiter>,
-        is_new: bool,
-    ) {
-        let Needed {
-            account,
-            quota,
-            ask,
-            ..
-        } = *at;
-        let Some(waiter) = waiter else { return };
-        let Some(max_wait) = max_wait(charges, account.rule) else {
+    /// Calls the requests for which an answer shows room.
+    fn call_for_answer(&self, request: &Request, asking: Option<&Asking>, decision: &Decision) {
+        let mut locked = self.lock();
+        let LockedSlots { state, calls } = &mut locked;
+        if state.waits.is_empty() {
             return;
-        };
-        let id = self.id(&at.set());
-        let rank = Rank::new(Some(waiter), ask.headroom);
+        }
+        for (index, needed) in needed_slots(request).enumerate() {
+            let Some(held) = needed.held(decision) else {
+                continue;
+            };
+            let set = needed.set();
+            let interval = state.waits.interval(needed.account.rule);
+            // These slots were freed after the call was sent.
+            let limit = needed.part.quota.raised_limit() + state.count_freed(&set);
+            let Some(waiting) = state.waits.get_mut(self.id(&set)) else {
+                continue;
+            };
+            if waiting.answered(interval, decision) {
+                self.wake_to_call.notify_one();
+            }
+            if let Some(asking) = asking {
+                asking.note_answer(index, decision, waiting, calls);
+            }
+            waiting.call_for(limit.saturating_sub(held), calls);
+        }
+    }
+
+    /// Adds a request to the queue of an account. It leaves any other queue.
+    fn join(self: &Arc<Self>, needed: &NeededSlots<'_>, waiter: &Waiter, max_wait: Duration) {
+        let id = self.id(&needed.set());
+        let rule = needed.account.rule;
+        let rank = needed.rank(Some(waiter));
         waiter.leave_unless(|other| other == id);
-        let mut calls = Vec::new();
-        let mut state = self.state();
-        let interval = state.waits.interval(account.rule);
-        let waiting = state.waits.queue(id, account.rule);
+        let mut locked = self.lock();
+        let LockedSlots { state, calls } = &mut locked;
+        let interval = state.waits.interval(rule);
+        let waiting = state.waits.queue(id, rule);
         if waiting.queue.waiting.is_empty() {
             waiting.due = Instant::now() + interval;
-            self.waits.notify_one();
+            self.wake_to_call.notify_one();
         }
-        waiting.queue.limit = quota.raised_limit();
+        waiting.queue.limit = needed.part.quota.raised_limit();
         let place = waiter.take_place(|_| true);
-        let left = waiting.queue.remove(waiter);
+        calls.extend(waiting.queue.remove(waiter));
         let slots = self.clone();
         let call = waiter.wait(id, max_wait, move || slots.leave(id, rank));
         let _ = waiting.queue.waiting.insert(rank, Some(call));
-        if is_new && !waiting.queue.is_before(rank) {
-            waiting.call_first(&mut calls);
+        drop(locked);
+        drop(place);
+    }
+
+    /// Calls a request that has joined a queue without a call, if those before it have left.
+    fn call_if_first(&self, needed: &NeededSlots<'_>, waiter: &Waiter) {
+        let mut locked = self.lock();
+        let LockedSlots { state, calls } = &mut locked;
+        let waiting = state.waits.get_mut(self.id(&needed.set()));
+        let rank = needed.rank(Some(waiter));
+        if let Some(waiting) = waiting.filter(|waiting| !waiting.queue.is_before(rank)) {
+            waiting.call_first(calls);
         }
-        drop(state);
-        drop((left, calls, place));
     }
 
     /// Removes a request from its queue. The next request may then be called.
     fn leave(&self, id: u64, rank: Rank) {
-        let mut calls = Vec::new();
-        let mut state = self.state();
+        let mut locked = self.lock();
+        let LockedSlots { state, calls } = &mut locked;
         let Some(waiting) = state.waits.get_mut(id) else {
             return;
         };
-        let left = waiting.queue.waiting.remove(&rank);
-        if matches!(left, Some(None)) {
+        match waiting.queue.waiting.remove(&rank) {
             // It was called, and takes no slot.
-            waiting.call_first(&mut calls);
+            Some(None) => waiting.call_first(calls),
+            left => calls.extend(left.flatten()),
         }
         state.waits.remove_unused(id);
-        self.end_if_idle(&state);
-        drop(state);
-        drop((left, calls));
+        self.end_if_idle(state);
     }
 
     /// Calls the first request of each queue that is due at an instant. Returns the next instant at
     /// which one is.
     fn call_due(&self, now: Instant) -> Option<Instant> {
-        let mut calls = Vec::new();
-        let mut state = self.state();
-        let next = state.waits.call_due(now, &mut calls);
-        drop(state);
-        drop(calls);
-        next
+        let mut locked = self.lock();
+        locked.state.waits.call_due(now, &mut locked.calls)
     }
 
     /// Lets the first request of each queue ask, and thereby start the task again.
@@ -355,12 +382,28 @@ impl Slots {
     }
 }
 
+/// Adds the estimated waits to a denial.
+fn estimate_waits(waits: &Waits, request: &Request, decision: &mut Decision) {
+    for needed in needed_slots(request) {
+        let mut outcomes = decision.outcomes.iter_mut();
+        let outcome = outcomes.find(|outcome| needed.is_of(outcome));
+        if let Some(outcome) = outcome.filter(|outcome| outcome.is_estimated())
+            && let Some(held) = outcome.held()
+        {
+            let quota = &needed.part.quota;
+            let missing = missing(held, quota, needed.part.demand);
+            let wait = waits.time_to_free(needed.account.rule, quota, missing);
+            *outcome = outcome.with_estimated_retry_after(wait);
+        }
+    }
+}
+
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Calls the first request of each queue in time.
     pub(super) async fn keep_calling(&self) {
         let slots = &self.settings.slots;
         loop {
-            let changed = pin!(slots.waits.notified());
+            let changed = pin!(slots.wake_to_call.notified());
             match slots.call_due(Instant::now()) {
                 Some(due) => _ = select(changed, pin!(sleep_until(due))).await,
                 None => changed.await,

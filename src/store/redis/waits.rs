@@ -5,6 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
+    decision::Decision,
     name::RuleName,
     quota::Quota,
     store::{Call, nanos, waiter::SlotQueue},
@@ -44,7 +45,7 @@ pub(super) struct WaitingRequests {
     /// The longest time after which a call was answered, since a request left during its call.
     pub(super) answered_in: Duration,
     /// The mean hold time, bounded.
-    pub(super) interval: Duration,
+    interval: Duration,
     /// The instant since which the next free slot is left to this process.
     marked_at: Option<Instant>,
     /// The instant at which the first request asks again.
@@ -86,7 +87,7 @@ impl WaitingRequests {
 
     /// Returns the time until the first request asks again. A slot that is left to this process is free
     /// until then, so it asks more often, and less so while a slot is held for an unusual time.
-    pub(super) fn pause(&self) -> Duration {
+    fn pause(&self) -> Duration {
         let Some(since) = self.marked_at else {
             return self.interval;
         };
@@ -96,13 +97,27 @@ impl WaitingRequests {
 
     /// Calls the first request, which may find slots that other processes have freed.
     pub(super) fn call_first(&mut self, calls: &mut Vec<Call>) {
-        calls.extend(
-            self.queue
-                .waiting
-                .values_mut()
-                .next()
-                .and_then(Option::take),
-        );
+        let first = self.queue.waiting.values_mut().next();
+        calls.extend(first.and_then(Option::take));
+    }
+
+    /// Calls all requests.
+    pub(super) fn call_all(&mut self, calls: &mut Vec<Call>) {
+        calls.extend(self.queue.waiting.values_mut().filter_map(Option::take));
+    }
+
+    /// Records an answer of the server. Returns `true` if the first request now asks earlier.
+    pub(super) fn answered(&mut self, interval: Duration, decision: &Decision) -> bool {
+        self.interval = interval;
+        self.failing = false;
+        let due = Instant::now() + self.pause();
+        let is_earlier = due < self.due;
+        // Slots that this process takes again do not replace the question for more of them, or its
+        // share would never grow.
+        if is_earlier || !decision.is_allowed() {
+            self.due = due;
+        }
+        is_earlier
     }
 
     fn is_unused(&self) -> bool {
@@ -145,27 +160,24 @@ impl Waits {
         *mean = *mean - *mean / WEIGHT + time / WEIGHT;
     }
 
-    /// Records that slots of an account were freed, `room` of which the server may still count.
-    /// Returns the calls of the requests that may take them.
-    pub(super) fn freed(&mut self, id: u64, room: u64) -> Vec<Call> {
-        let mut calls = Vec::new();
+    /// Records that slots of an account were freed, `room` of which the server may still count. Calls
+    /// the requests that may take them.
+    pub(super) fn freed(&mut self, id: u64, room: u64, calls: &mut Vec<Call>) {
         if let Some(waiting) = self.queues.get_mut(&id) {
             waiting.frees += 1;
-            waiting.call_first(&mut calls);
-            waiting.call_for(room, &mut calls);
+            waiting.call_first(calls);
+            waiting.call_for(room, calls);
         }
-        calls
     }
 
     /// Calls the first request of each queue that is due at an instant. Returns the next instant at
     /// which one is.
     pub(super) fn call_due(&mut self, now: Instant, calls: &mut Vec<Call>) -> Option<Instant> {
         let mut next: Option<Instant> = None;
-        for waiting in self
-            .queues
-            .values_mut()
-            .filter(|waiting| !waiting.queue.waiting.is_empty())
-        {
+        for waiting in self.queues.values_mut() {
+            if waiting.queue.waiting.is_empty() {
+                continue;
+            }
             if waiting.due <= now {
                 waiting.due = now + waiting.pause();
                 waiting.call_first(calls);
@@ -176,10 +188,12 @@ impl Waits {
         next
     }
 
-    /// Returns the expected time until a slot is freed: the mean hold time, divided by the limit.
-    pub(super) fn time_to_free(&self, rule: RuleName, quota: &Quota) -> Duration {
+    /// Returns the expected time until `count` slots are freed: for each, the mean hold time, divided by
+    /// the limit.
+    pub(super) fn time_to_free(&self, rule: RuleName, quota: &Quota, count: u64) -> Duration {
         let mean = self.hold_times.get(&rule).copied().unwrap_or(0);
-        Duration::from_nanos(mean) / quota.limit().max(1)
+        let one = Duration::from_nanos(mean) / quota.limit().max(1);
+        one.saturating_mul(count.try_into().unwrap_or(u32::MAX))
     }
 
     /// Returns the milliseconds for which a mark counts, unless its store asks before. A slow call
@@ -189,12 +203,8 @@ impl Waits {
     }
 
     pub(super) fn interval(&self, rule: RuleName) -> Duration {
-        let mean = self
-            .hold_times
-            .get(&rule)
-            .copied()
-            .map(Duration::from_nanos);
-        mean.unwrap_or(FIRST_INTERVAL)
+        let mean = self.hold_times.get(&rule).copied();
+        mean.map_or(FIRST_INTERVAL, Duration::from_nanos)
             .clamp(MIN_INTERVAL, MAX_INTERVAL)
     }
 }

@@ -38,30 +38,35 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         parts: Vec<Request>,
     ) -> Result<Decision, RedisError> {
         let (tx, rx) = oneshot::channel();
-        runtime()?.spawn(async move {
-            let mut parts = Parts::new(&request, parts);
-            let calls = parts.parts.iter().map(|part| self.take_queued(part));
-            parts.replies = join_all(calls).await;
-            let keeps = parts.permit();
-            let decision = parts.combine(keeps);
-            let undos = parts.undone(keeps).filter_map(|(part, reply)| {
-                let (charged, taken) = charged_part(part, reply)?;
-                Some(self.undo_part(charged, taken, None))
-            });
-            let mut undos = pin!(join_all(undos));
-            // Sends the undo calls before the caller can retry, but does not wait for them.
-            let done = poll!(undos.as_mut()).is_ready();
-            drop(tx.send(decision));
-            if !done {
-                undos.await;
-            }
-        });
+        runtime()?.spawn(self.decide_parts(request, parts, tx));
         rx.await.unwrap_or_else(|_| {
-            Err(RedisError::new(
-                RedisErrorKind::Other,
-                "the task of the decision ended",
-            ))
+            let text = "the task of the decision ended";
+            Err(RedisError::new(RedisErrorKind::Other, text))
         })
+    }
+
+    async fn decide_parts(
+        self,
+        request: Arc<Request>,
+        parts: Vec<Request>,
+        tx: oneshot::Sender<Result<Decision, RedisError>>,
+    ) {
+        let mut parts = Parts::new(&request, parts);
+        let calls = parts.parts.iter().map(|part| self.take_queued(part));
+        parts.replies = join_all(calls).await;
+        let keeps = parts.permit();
+        let decision = parts.combine(keeps);
+        let undos = parts.undone(keeps).filter_map(|(part, reply)| {
+            let (charged, taken) = charged_part(part, reply)?;
+            Some(self.undo_part(charged, taken, None))
+        });
+        let mut undos = pin!(join_all(undos));
+        // Sends the undo calls before the caller can retry, but does not wait for them.
+        let done = poll!(undos.as_mut()).is_ready();
+        drop(tx.send(decision));
+        if !done {
+            undos.await;
+        }
     }
 
     /// Returns the decision that [`take_parts`](Self::take_parts) would make.
@@ -147,11 +152,8 @@ impl<'r> Parts<'r> {
 
     fn combine(&mut self, keeps: bool) -> Result<Decision, RedisError> {
         // The slots of a denied request are freed at once.
-        let holds = self
-            .replies
-            .iter_mut()
-            .flatten()
-            .map(|reply| mem::take(&mut reply.holds));
+        let replies = self.replies.iter_mut().flatten();
+        let holds = replies.map(|reply| mem::take(&mut reply.holds));
         let holds = holds.filter(|_| keeps).flatten().collect();
         for reply in &self.replies {
             reply.as_ref().map_err(RedisError::clone)?;
@@ -164,14 +166,12 @@ impl<'r> Parts<'r> {
                 own.undone(account)
             })
         });
-        let accounts = accounts.collect();
-        let allowed = keeps.into();
-        Reply {
-            allowed,
-            accounts,
+        let reply = Reply {
+            allowed: keeps.into(),
+            accounts: accounts.collect(),
             holds,
-        }
-        .into_decision(self.request)
+        };
+        reply.into_decision(self.request)
     }
 
     fn reply_to(&self, account: &AccountRequest) -> Option<&AccountReply> {

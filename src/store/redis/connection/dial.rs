@@ -41,14 +41,8 @@ pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
     match info.addr() {
         Tcp(host, port) => {
             let stream = connect(host, *port, info.tcp_settings()).await?;
-            let silence = Silence::new(in_kernel(SockRef::from(&stream).try_clone()?));
-            log_in(
-                login,
-                Noted::new(stream, silence.clone()),
-                silence,
-                on_runtime,
-            )
-            .await
+            let silence = silence_of(&SockRef::from(&stream))?;
+            log_in_noted(login, stream, silence).await
         }
         #[cfg(feature = "redis-tls")]
         TcpTls {
@@ -58,33 +52,46 @@ pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
             tls_params: None,
         } => {
             let stream = connect(host, *port, info.tcp_settings()).await?;
-            let silence = Silence::new(in_kernel(SockRef::from(&stream).try_clone()?));
+            let silence = silence_of(&SockRef::from(&stream))?;
             let stream = tls(host, Noted::new(stream, silence.clone())).await?;
             log_in(login, stream, silence, on_runtime).await
         }
         #[cfg(unix)]
         Unix(path) => {
             let stream = UnixStream::connect(path).await?;
-            let silence = Silence::new(in_kernel(SockRef::from(&stream).try_clone()?));
-            log_in(
-                login,
-                Noted::new(stream, silence.clone()),
-                silence,
-                on_runtime,
-            )
-            .await
+            let silence = silence_of(&SockRef::from(&stream))?;
+            log_in_noted(login, stream, silence).await
         }
         // With a certificate of the client, or without a check of the server's.
-        _ => {
-            let connection = client
-                .get_multiplexed_async_connection_with_config(&config())
-                .await?;
-            Ok(Dialed {
-                connection,
-                silence: None,
-            })
-        }
+        _ => unjudged(client.get_multiplexed_async_connection_with_config(&config())).await,
     }
+}
+
+/// Opens a connection that does not note silence.
+pub(super) async fn unjudged(
+    connection: impl Future<Output = RedisResult<MultiplexedConnection>>,
+) -> RedisResult<Dialed> {
+    Ok(Dialed {
+        connection: connection.await?,
+        silence: None,
+    })
+}
+
+/// Returns the notes of a socket, whose unread bytes wait in the kernel.
+fn silence_of(socket: &SockRef<'_>) -> io::Result<Arc<Silence>> {
+    Ok(Silence::new(in_kernel(socket.try_clone()?)))
+}
+
+async fn log_in_noted<S>(
+    login: &RedisConnectionInfo,
+    stream: S,
+    silence: Arc<Silence>,
+) -> RedisResult<Dialed>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let stream = Noted::new(stream, silence.clone());
+    log_in(login, stream, silence, on_runtime).await
 }
 
 /// Starts the task of a connection on the current runtime.

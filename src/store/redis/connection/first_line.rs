@@ -1,14 +1,9 @@
 //! The first line of a server that ends connections at the start, which explains a failed attempt.
 
-use std::{
-    collections::HashMap,
-    io,
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, io, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::{Either, pending, select};
+use parking_lot::Mutex;
 #[cfg(unix)]
 use redis::ConnectionAddr::Unix;
 use redis::{
@@ -89,7 +84,7 @@ impl FirstLines {
 
     async fn look(&self, server: &ConnectionAddr) -> Option<String> {
         let address = server.to_string();
-        if let Some(look) = self.looks().get(&address)
+        if let Some(look) = self.0.lock().get(&address)
             && look.at.elapsed() < FRESH
         {
             return look.problem.clone();
@@ -100,7 +95,7 @@ impl FirstLines {
             .and_then(Result::ok);
         let is_tls = matches!(server, TcpTls { .. });
         let problem = line.and_then(|line| line.problem((!is_tls).then_some("give rediss://")));
-        let mut looks = self.looks();
+        let mut looks = self.0.lock();
         looks.retain(|_, look| look.at.elapsed() < FRESH);
         looks.insert(
             address,
@@ -110,10 +105,6 @@ impl FirstLines {
             },
         );
         problem
-    }
-
-    fn looks(&self) -> MutexGuard<'_, HashMap<String, Look>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod dial;
 mod first_line;
 pub(crate) mod open;
+mod probe;
 mod silence;
 pub(crate) mod stream;
 
@@ -12,7 +13,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     pin::pin,
     sync::{
-        self, Arc, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::Poll,
@@ -20,6 +21,7 @@ use std::{
 };
 
 use futures_util::poll;
+use parking_lot::Mutex;
 use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
     Value,
@@ -27,7 +29,7 @@ use redis::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{Mutex, Notify, OwnedMutexGuard, watch},
+    sync::{self, Notify, OwnedMutexGuard, watch},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
@@ -81,7 +83,7 @@ struct LinkInner {
     state: watch::Sender<LinkState>,
     /// The instant at which the last attempt started. At most one task holds the lock, and opens a
     /// connection.
-    dialing: Arc<Mutex<Instant>>,
+    dialing: Arc<sync::Mutex<Instant>>,
     /// Notified when a command waits for a connection.
     wanted: Arc<Notify>,
     /// The number of attempts since the last stable connection.
@@ -104,26 +106,38 @@ struct OpenConnection {
 }
 
 impl OpenConnection {
-    /// Returns the reply, or an error if the server is silent.
-    async fn judge<T>(
-        silence: Option<Arc<Silence>>,
-        reply: impl Future<Output = RedisResult<T>>,
-    ) -> RedisResult<T> {
-        let Some(silence) = silence else {
-            return reply.await;
-        };
-        let mut reply = pin!(reply);
-        let end = Instant::now() + LONGEST;
-        let mut pause = TIMEOUT;
-        loop {
-            if let Ok(reply) = timeout(pause, &mut reply).await {
-                return reply;
-            }
-            pause = silence.until_silent_for(TIMEOUT);
-            if pause.is_zero() || Instant::now() >= end {
-                let text = "the server is silent";
-                return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text).into());
-            }
+    /// Sends a command. Returns an outer error if the connection had ended while it was idle, so that
+    /// nothing was sent.
+    async fn send(&mut self, command: &Cmd) -> Result<RedisResult<Value>, RedisError> {
+        let silence = self.silence.clone();
+        let mut sent = self.connection.req_packed_command(command);
+        match poll!(&mut sent) {
+            Poll::Ready(Err(error)) if error.is_connection_dropped() => Err(error),
+            Poll::Ready(reply) => Ok(reply),
+            Poll::Pending => Ok(judge(silence, sent).await),
+        }
+    }
+}
+
+/// Returns the reply, or an error if the server is silent.
+async fn judge<T>(
+    silence: Option<Arc<Silence>>,
+    reply: impl Future<Output = RedisResult<T>>,
+) -> RedisResult<T> {
+    let Some(silence) = silence else {
+        return reply.await;
+    };
+    let mut reply = pin!(reply);
+    let end = Instant::now() + LONGEST;
+    let mut pause = TIMEOUT;
+    loop {
+        if let Ok(reply) = timeout(pause, &mut reply).await {
+            return reply;
+        }
+        pause = silence.until_silent_for(TIMEOUT);
+        if pause.is_zero() || Instant::now() >= end {
+            let text = "the server is silent";
+            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text).into());
         }
     }
 }
@@ -147,7 +161,7 @@ impl Link {
             dial,
             is_judged,
             state: watch::Sender::new(LinkState::Down(None)),
-            dialing: Arc::new(Mutex::new(Instant::now())),
+            dialing: Arc::new(sync::Mutex::new(Instant::now())),
             wanted: Arc::default(),
             attempts: AtomicU32::new(0),
             watchdog: Watchdog::default(),
@@ -156,33 +170,32 @@ impl Link {
 
     /// Returns the connection. Waits for a short time while the link reconnects.
     async fn connected(&self) -> RedisResult<OpenConnection> {
-        let start = Instant::now();
-        let mut states = self.0.state.subscribe();
-        let wait = async {
-            loop {
-                match &*states.borrow_and_update() {
-                    LinkState::Up(open) => return Ok(open.clone()),
-                    LinkState::Down(Some(error)) if start.elapsed() >= RECONNECT_GRACE => {
-                        return Err(error.clone());
-                    }
-                    LinkState::Down(_) => {}
-                }
-                self.ensure_dialing()?;
-                self.0.wanted.notify_one();
-                // The next attempt may start much later, and the current attempt may end with its
-                // runtime.
-                let left = RECONNECT_GRACE.saturating_sub(start.elapsed());
-                let pause = if left.is_zero() {
-                    RECONNECT_GRACE
-                } else {
-                    left
-                };
-                let _ = timeout(pause, states.changed()).await;
-            }
-        };
-        timeout(TIMEOUT, wait)
+        timeout(TIMEOUT, self.reconnected())
             .await
             .unwrap_or_else(|_| Err(not_connected("no connection in time")))
+    }
+
+    /// Returns the connection, or the error of an attempt that ends after a short time.
+    async fn reconnected(&self) -> RedisResult<OpenConnection> {
+        let start = Instant::now();
+        let mut states = self.0.state.subscribe();
+        loop {
+            match &*states.borrow_and_update() {
+                LinkState::Up(open) => return Ok(open.clone()),
+                LinkState::Down(Some(error)) if start.elapsed() >= RECONNECT_GRACE => {
+                    return Err(error.clone());
+                }
+                LinkState::Down(_) => {}
+            }
+            self.ensure_dialing()?;
+            self.0.wanted.notify_one();
+            // The next attempt may start much later, and the current one may end with its runtime.
+            let pause = match RECONNECT_GRACE.saturating_sub(start.elapsed()) {
+                Duration::ZERO => RECONNECT_GRACE,
+                left => left,
+            };
+            let _ = timeout(pause, states.changed()).await;
+        }
     }
 
     /// Returns `true` if the connections note silence.
@@ -345,21 +358,14 @@ impl ConnectionLike for Link {
                 self.discard(open.since, &not_connected("the connection did not reply"));
                 open = self.connected().await?;
             }
-            let silence = open.silence.clone();
-            let mut sent = open.connection.req_packed_command(command);
-            let reply = match poll!(&mut sent) {
-                // The connection had ended while it was idle, so nothing was sent. It is safe to
-                // send the command again.
-                Poll::Ready(Err(error)) if error.is_connection_dropped() => {
-                    drop(sent);
+            let reply = match open.send(command).await {
+                Ok(reply) => reply,
+                // It is safe to send the command again.
+                Err(error) => {
                     self.discard(open.since, &error);
                     open = self.connected().await?;
-                    let silence = open.silence.clone();
-                    let sent = open.connection.req_packed_command(command);
-                    OpenConnection::judge(silence, sent).await
+                    open.send(command).await.unwrap_or_else(Err)
                 }
-                Poll::Ready(reply) => reply,
-                Poll::Pending => OpenConnection::judge(silence, sent).await,
             };
             let reply = reply.and_then(Value::extract_error);
             match &reply {
@@ -380,7 +386,7 @@ impl ConnectionLike for Link {
         Box::pin(async move {
             let mut open = self.connected().await?;
             let sent = open.connection.req_packed_commands(commands, offset, count);
-            let reply = OpenConnection::judge(open.silence.clone(), sent).await;
+            let reply = judge(open.silence.clone(), sent).await;
             if let Err(error) = &reply
                 && is_unusable(error)
             {
@@ -405,22 +411,30 @@ impl fmt::Debug for Link {
 }
 
 /// Detects a connection that looks alive but no longer replies.
-///
-/// Contains the time of the first request without a reply, and the number of requests since then.
 #[derive(Debug, Default)]
-struct Watchdog(sync::Mutex<Option<(Instant, u32)>>);
+struct Watchdog(Mutex<Option<Unanswered>>);
+
+/// The requests without a reply.
+#[derive(Debug)]
+struct Unanswered {
+    since: Instant,
+    requests: u32,
+}
 
 impl Watchdog {
     /// Records a request. Returns `true` if the connection has not replied for `longest`.
     fn request_sent(&self, longest: Duration) -> bool {
-        let mut silent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, requests) = silent.get_or_insert_with(|| (Instant::now(), 0));
-        *requests = requests.saturating_add(1);
-        *requests > MIN_REQUESTS && since.elapsed() >= longest
+        let mut state = self.0.lock();
+        let unanswered = state.get_or_insert_with(|| Unanswered {
+            since: Instant::now(),
+            requests: 0,
+        });
+        unanswered.requests = unanswered.requests.saturating_add(1);
+        unanswered.requests > MIN_REQUESTS && unanswered.since.elapsed() >= longest
     }
 
     fn reply_received(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.lock() = None;
     }
 }
 

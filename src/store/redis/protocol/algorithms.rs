@@ -70,7 +70,7 @@ pub(crate) fn check(quota: &Quota) -> Result<(), Unsupported> {
 
 impl EncodedPlan {
     /// Appends the settings of a quota that is not counted by GCRA.
-    pub(super) fn counted(self, quota: &Quota, end: u64, key: usize) -> Self {
+    pub(super) fn settings(self, quota: &Quota, end: u64, key: usize) -> Self {
         let period = quota.period_nanos() / 1_000;
         match quota.algorithm() {
             Algorithm::TokenBucket => self.token_bucket(quota, period),
@@ -124,15 +124,7 @@ impl EncodedPlan {
 
 /// Returns `true` if an account has a list beside its value, in a key of its own.
 pub(super) fn has_list(quota: &Quota) -> bool {
-    match quota.algorithm() {
-        Algorithm::SlidingLog => true,
-        Algorithm::Gcra
-        | Algorithm::TokenBucket
-        | Algorithm::FixedWindow { .. }
-        | Algorithm::AnchoredWindow
-        | Algorithm::SlidingWindow { .. }
-        | Algorithm::Concurrent => false,
-    }
+    matches!(quota.algorithm(), Algorithm::SlidingLog)
 }
 
 /// Parses the state of an account under the algorithm of its quota.

@@ -40,10 +40,16 @@ pub(crate) struct AccountReply {
     pub(crate) dropped: bool,
     /// `true` if the next free slot is left to this process.
     pub(crate) is_marked: bool,
+    stored: StoredAccount,
+}
+
+/// An account that the server keeps.
+#[derive(Clone, Debug)]
+struct StoredAccount {
     /// The instant at which the block ends.
     block: Option<u64>,
     /// The state under each quota, if any.
-    quotas: SmallVec<[Option<AccountState>; 1]>,
+    states: SmallVec<[Option<AccountState>; 1]>,
 }
 
 impl Reply {
@@ -140,11 +146,11 @@ impl Reply {
     /// Returns `true` if a quota has no known period at the time of the server.
     pub(crate) fn is_outside(&self, request: &Request) -> bool {
         let mut accounts = request.accounts.iter().zip(&self.accounts);
-        let is_outside = |quota: &Quota, now: u64| {
-            let edges = quota.calendar_edges(request.now);
-            edges.is_some_and(|edges| !(edges[0]..edges[3]).contains(&now))
-        };
-        accounts.any(|(it, by)| it.quotas.iter().any(|part| is_outside(&part.quota, by.now)))
+        accounts.any(|(account, reply)| {
+            let quotas = account.quotas.iter();
+            let mut calendars = quotas.filter_map(|part| part.quota.calendar_edges(request.now));
+            calendars.any(|edges| !(edges[0]..edges[3]).contains(&reply.now))
+        })
     }
 
     /// Computes the decision. The accounts may be on several servers, each with its own clock.
@@ -155,22 +161,19 @@ impl Reply {
             return denial;
         }
         let mut decision = Decision::new(allowed, clock).with_source(Source::Redis);
-        let mut overage = false;
-        let mut wait = 0;
         for (named, step) in request.named.iter().zip(self.evaluations(request)) {
             let account = &request.accounts[named.account];
             let reply = &self.accounts[named.account];
             let Some(step) = step else { continue };
-            let outcome = Outcome::with(account.rule, named.quota_index, step.snapshot);
             if allowed && !account.report_only {
-                (overage, wait) = (overage | step.overage, wait.max(step.wait));
+                decision.overage |= step.overage;
+                decision.wait = decision.wait.max(step.wait);
             }
             let skew = reply.now.cast_signed().saturating_sub(clock.cast_signed());
-            decision
-                .outcomes
-                .push(outcome.with_report_only(account.report_only).by_clock(skew));
+            let outcome = Outcome::with(account.rule, named.quota_index, step.snapshot)
+                .with_report_only(account.report_only);
+            decision.outcomes.push(outcome.by_clock(skew));
         }
-        (decision.overage, decision.wait) = (overage, wait);
         decision
     }
 
@@ -179,7 +182,7 @@ impl Reply {
         let all = request.accounts.iter().zip(&self.accounts);
         let denying = all.filter(|(account, _)| account.may_be_blocked());
         let left = denying.filter_map(|(account, reply)| {
-            let left = reply.block?.saturating_sub(reply.now);
+            let left = reply.stored.block?.saturating_sub(reply.now);
             (left > 0).then_some((account, left))
         });
         let (account, left) = left.max_by_key(|(_, left)| *left)?;
@@ -189,9 +192,6 @@ impl Reply {
         Some(denial.with_blocked().with_outcome(outcome))
     }
 }
-
-/// The end of a block, and the states of the quotas.
-type AccountParts = (Option<u64>, SmallVec<[Option<AccountState>; 1]>);
 
 impl AccountReply {
     /// Parses the next account, as `lua/account.lua` writes it.
@@ -209,13 +209,8 @@ impl AccountReply {
             return Err(RedisError::invalid_reply("inconsistent charges"));
         }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
-        let (block, quotas) = read_entries(Reader(bytes.take(length)?), account)?;
-        if charges > 0
-            && quotas
-                .iter()
-                .zip(&account.quotas)
-                .any(|(state, part)| state.is_none() && part.demand.cost > 0)
-        {
+        let stored = StoredAccount::read(Reader(bytes.take(length)?), account)?;
+        if charges > 0 && stored.lacks_state(account) {
             return Err(RedisError::invalid_reply("charged without a state"));
         }
         Ok(Self {
@@ -224,8 +219,7 @@ impl AccountReply {
             healed: sign == 1,
             dropped: sign == 2,
             is_marked: sign == 3,
-            block,
-            quotas,
+            stored,
         })
     }
 
@@ -243,7 +237,7 @@ impl AccountReply {
             ..ask
         };
         algorithm::reconstruct(
-            self.quotas[index].as_ref(),
+            self.stored.states[index].as_ref(),
             quota,
             self.now,
             demand,
@@ -275,7 +269,7 @@ impl AccountReply {
 
     fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
-        for (state, part) in before.quotas.iter_mut().zip(&account.quotas) {
+        for (state, part) in before.stored.states.iter_mut().zip(&account.quotas) {
             let Some(state) = state else { continue };
             let QuotaRequest { quota, demand, .. } = part;
             let units = u64::from(demand.cost).saturating_mul(charges as u64);
@@ -287,43 +281,62 @@ impl AccountReply {
     }
 }
 
-/// Parses the end of a block, if any, and the state under each quota.
-fn read_entries(
-    mut bytes: Reader<'_>,
-    account: &AccountRequest,
-) -> Result<AccountParts, RedisError> {
-    let mut block = None;
-    let mut quotas = smallvec![None; account.quotas.len()];
-    if !bytes.0.is_empty() {
-        // The instant of the last change. Only the scripts need the instants of changes.
-        bytes.int::<7>()?;
-    }
-    while !bytes.0.is_empty() {
-        let letter_of_entry = bytes.take(1)?[0];
-        let length = bytes.count()?;
-        let mut content = Reader(bytes.take(length)?);
-        if letter_of_entry.is_ascii_uppercase() {
-            // An earlier call changed the entry last.
-            content.int::<7>()?;
+impl StoredAccount {
+    /// Parses the end of a block, if any, and the state under each quota.
+    fn read(mut bytes: Reader<'_>, account: &AccountRequest) -> Result<Self, RedisError> {
+        let mut stored = Self {
+            block: None,
+            states: smallvec![None; account.quotas.len()],
+        };
+        if !bytes.0.is_empty() {
+            // The instant of the last change. Only the scripts need the instants of changes.
+            bytes.int::<7>()?;
         }
-        let kind = letter_of_entry.to_ascii_lowercase();
+        while !bytes.0.is_empty() {
+            let letter = bytes.take(1)?[0];
+            let length = bytes.count()?;
+            let mut content = Reader(bytes.take(length)?);
+            if letter.is_ascii_uppercase() {
+                // An earlier call changed the entry last.
+                content.int::<7>()?;
+            }
+            stored.read_entry(letter.to_ascii_lowercase(), content, account)?;
+        }
+        Ok(stored)
+    }
+
+    /// Parses an entry. `kind` is the letter of an algorithm, or `b` for a block.
+    fn read_entry(
+        &mut self,
+        kind: u8,
+        mut content: Reader<'_>,
+        account: &AccountRequest,
+    ) -> Result<(), RedisError> {
         if kind == b'b' {
-            block = Some(content.instant()?);
-            continue;
+            self.block = Some(content.instant()?);
+            return Ok(());
         }
         let address = content.int::<4>()?;
-        // Resets, and states of other plans, are for the scripts only.
         let index = account.quotas.iter().position(|part| {
             letter(&part.quota) == kind && u64::from(part.address.number()) == address
         });
-        let Some(index) = index else { continue };
+        // Resets, and states of other plans, are for the scripts only.
+        let Some(index) = index else { return Ok(()) };
         // Held slots have no end, and a plain GCRA state ends with its instant.
-        if kind != b'c' && !(kind == b'g' && content.0.len() == 9) {
+        let has_end = kind != b'c' && !(kind == b'g' && content.0.len() == 9);
+        if has_end {
             content.int::<7>()?;
         }
-        quotas[index] = Some(parse_state(&mut content, &account.quotas[index].quota)?);
+        let quota = &account.quotas[index].quota;
+        self.states[index] = Some(parse_state(&mut content, quota)?);
+        Ok(())
     }
-    Ok((block, quotas))
+
+    /// Returns `true` if a quota that was charged has no state.
+    fn lacks_state(&self, account: &AccountRequest) -> bool {
+        let mut quotas = self.states.iter().zip(&account.quotas);
+        quotas.any(|(state, part)| state.is_none() && part.demand.cost > 0)
+    }
 }
 
 #[cfg(test)]

@@ -34,7 +34,35 @@ const SETTLE: &str = include_str!("../../../../lua/settle.lua");
 const SLOTS_BATCH: &str = include_str!("../../../../lua/slots_batch.lua");
 /// The Lua text before and after the general part of a script for the most common requests, which makes
 /// that part a function.
-const GENERAL: [&str; 2] = ["local function general()\n", "return decide, answer\nend\n"];
+const GENERAL: &str = "local function general()\n";
+const END: &str = "return decide, answer\nend\n";
+/// The parts of the scripts for the most common requests, after the clock.
+const PLAIN_PARTS: &[&str] = &[ONE, STEADY, GENERAL, TIME, ACCOUNT, GCRA, TAKE, END, PLAIN];
+const SLOTS_PARTS: &[&str] = &[
+    SLOTS,
+    GENERAL,
+    TIME,
+    STEADY,
+    ACCOUNT,
+    CONCURRENT,
+    TAKE,
+    END,
+    SLOTS_BATCH,
+];
+const SLOTS_AND_RATE_PARTS: &[&str] = &[
+    STEADY,
+    SLOTS,
+    RATE,
+    GENERAL,
+    TIME,
+    ACCOUNT,
+    GCRA,
+    CONCURRENT,
+    TAKE,
+    END,
+    SLOTS_BATCH,
+];
+
 /// A script and its SHA-1 hash.
 pub(crate) struct Script {
     pub(crate) text: String,
@@ -73,42 +101,32 @@ impl Default for Scripts {
 
 impl Script {
     fn assemble(clock: &'static str, kind: ScriptKind, set: usize) -> Self {
-        let algorithms = ALGORITHMS
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| set >> at & 1 == 1);
-        let algorithms = algorithms.flat_map(|(_, (_, texts))| texts.iter().copied());
-        let general = [ACCOUNT].into_iter().chain(algorithms);
-        let (before, after) = match kind {
-            ScriptKind::Plain => {
-                let general = [GENERAL[0], TIME, ACCOUNT, GCRA, TAKE, GENERAL[1]];
-                return Self::new(&[&[clock, ONE, STEADY][..], &general, &[PLAIN]].concat());
+        let parts = match kind {
+            ScriptKind::Take | ScriptKind::Peek | ScriptKind::Groups | ScriptKind::Adjust => {
+                return Self::of_algorithms(clock, kind, set);
             }
-            ScriptKind::Take => (&[TIME, STEADY][..], &[TAKE, SINGLE][..]),
-            ScriptKind::Peek => (&[PEEK, TIME, STEADY][..], &[TAKE, SINGLE][..]),
-            ScriptKind::Groups => (&[TIME, STEADY][..], &[TAKE, GROUPS][..]),
-            ScriptKind::Adjust => (&[TIME, STEADY][..], &[SETTLE][..]),
-            ScriptKind::Slots if set & 1 == 0 => {
-                // Without rates, only the general part needs the instant of the call.
-                let general = [
-                    GENERAL[0], TIME, STEADY, ACCOUNT, CONCURRENT, TAKE, GENERAL[1],
-                ];
-                return Self::new(&[&[clock, SLOTS][..], &general, &[SLOTS_BATCH]].concat());
-            }
-            ScriptKind::Slots => {
-                let general = [
-                    GENERAL[0], TIME, ACCOUNT, GCRA, CONCURRENT, TAKE, GENERAL[1],
-                ];
-                let before = [clock, STEADY, SLOTS, RATE];
-                return Self::new(&[&before[..], &general, &[SLOTS_BATCH]].concat());
-            }
-            ScriptKind::Renew => return Self::new(&[clock, SLOTS, RENEW]),
-            ScriptKind::Instances => return Self::new(&[clock, SLOTS, INSTANCES]),
+            ScriptKind::Plain => PLAIN_PARTS,
+            // Without rates, only the general part needs the instant of the call.
+            ScriptKind::Slots if set & 1 == 0 => SLOTS_PARTS,
+            ScriptKind::Slots => SLOTS_AND_RATE_PARTS,
+            ScriptKind::Renew => &[SLOTS, RENEW],
+            ScriptKind::Instances => &[SLOTS, INSTANCES],
             ScriptKind::Probe => return Self::new(&[PROBE]),
         };
-        let before = [clock].into_iter().chain(before.iter().copied());
-        let parts: Vec<_> = before.chain(general).chain(after.iter().copied()).collect();
-        Self::new(&parts)
+        Self::new(&[&[clock], parts].concat())
+    }
+
+    fn of_algorithms(clock: &'static str, kind: ScriptKind, set: usize) -> Self {
+        let algorithms = ALGORITHMS.iter().enumerate();
+        let chosen = algorithms.filter(|(at, _)| set >> at & 1 == 1);
+        let algorithms: Vec<_> = chosen.flat_map(|(_, (_, texts))| *texts).copied().collect();
+        let peek = if kind == ScriptKind::Peek { PEEK } else { "" };
+        let main = match kind {
+            ScriptKind::Groups => [TAKE, GROUPS],
+            ScriptKind::Adjust => [SETTLE, ""],
+            _ => [TAKE, SINGLE],
+        };
+        Self::new(&[&[clock, peek, TIME, STEADY, ACCOUNT], &*algorithms, &main].concat())
     }
 
     fn new(parts: &[&str]) -> Self {
@@ -125,6 +143,19 @@ fn strip(text: &str) -> String {
     let lines = text.lines().map(str::trim);
     let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
     code.flat_map(|line| [line, "\n"]).collect()
+}
+
+/// Returns the command that calls a script.
+fn script_call<K: redis::ToRedisArgs>(
+    name: &str,
+    script: &str,
+    keys: &[K],
+    args: &[Vec<u8>],
+) -> Cmd {
+    let mut command = Cmd::new();
+    command.arg(name).arg(script);
+    command.arg(keys.len()).arg(keys).arg(args);
+    command
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
@@ -173,23 +204,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             let now = test_clock.load(Relaxed);
             args.extend([now / 1_000, now % 1_000].map(|part| part.to_string().into()));
         }
-        let command = |name: &str, script: &str| {
-            let mut command = Cmd::new();
-            command
-                .arg(name)
-                .arg(script)
-                .arg(keys.len())
-                .arg(keys)
-                .arg(&args);
-            command
-        };
-        let reply = match self.send(&command("EVALSHA", &script.sha)).await {
+        let by_hash = script_call("EVALSHA", &script.sha, keys, &args);
+        match self.send(&by_hash).await {
             Err(error) if error.kind() == Raw::Server(Server::NoScript) => {
-                self.send(&command("EVAL", &script.text)).await
+                let by_text = script_call("EVAL", &script.text, keys, &args);
+                Ok(self.send(&by_text).await?)
             }
-            reply => reply,
-        };
-        Ok(reply?)
+            reply => Ok(reply?),
+        }
     }
 
     /// Returns `read` unchanged. Discards the connection if the reply was invalid.

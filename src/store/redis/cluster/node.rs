@@ -1,0 +1,111 @@
+//! A server of a cluster.
+
+use std::{
+    io::{Error, ErrorKind},
+    sync::Arc,
+};
+
+use redis::{
+    Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisResult, ServerErrorKind as Server, Value,
+    aio::ConnectionLike, cmd,
+};
+use tokio::time::{Instant, timeout_at};
+
+use super::topology::{SlotRange, ranges};
+use crate::store::{
+    BoxFuture, FailureDomain,
+    redis::connection::{Link, dial::Dialed},
+};
+
+/// Returns `true` for an error that a working server may return.
+fn is_answer(error: &RedisError) -> bool {
+    use Server::{Ask, Moved, NoScript, TryAgain};
+    matches!(error.kind(), Raw::Server(Ask | Moved | NoScript | TryAgain))
+}
+
+/// Connects to the server at a host and a port.
+pub(crate) type Connect = Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<Dialed>> + Send + Sync>;
+
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) connect: Connect,
+    /// `true` if the connections note silence.
+    pub(super) is_judged: bool,
+}
+
+/// A server of a cluster.
+pub(super) struct Node {
+    pub(super) host: String,
+    /// The host and the port.
+    pub(super) address: String,
+    pub(super) domain: FailureDomain,
+    pub(super) link: Link,
+}
+
+impl Node {
+    /// Creates a node that connects on its first call.
+    pub(super) fn new(connector: &Connector, host: &str, port: u16) -> Arc<Self> {
+        let address = format!("{host}:{port}");
+        let host = host.to_owned();
+        let domain = FailureDomain::new(address.clone());
+        let connect = connector.connect.clone();
+        let name = host.clone();
+        let link = Link::new(Box::new(move || connect(&name, port)), connector.is_judged);
+        Arc::new(Self {
+            host,
+            address,
+            domain,
+            link,
+        })
+    }
+
+    /// Sends a command.
+    ///
+    /// With `asking`, the server also accepts the keys of a slot that is still moving to it.
+    pub(super) async fn call(
+        &self,
+        command: &Cmd,
+        asking: bool,
+        deadline: Instant,
+    ) -> RedisResult<Value> {
+        let start = Instant::now();
+        let sent = self.send(command, asking);
+        let reply = if self.link.is_judged() {
+            sent.await
+        } else {
+            timeout_at(deadline, sent).await.unwrap_or_else(|_| {
+                let text = format!("{} did not reply in time", self.address);
+                Err(Error::new(ErrorKind::TimedOut, text).into())
+            })
+        };
+        if reply.as_ref().err().is_none_or(is_answer) {
+            self.domain.answered(start.into_std());
+        }
+        reply
+    }
+
+    /// Asks the server for all slots of the cluster.
+    pub(super) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
+        let mut command = cmd("CLUSTER");
+        ranges(
+            &self
+                .link
+                .clone()
+                .req_packed_command(command.arg("SLOTS"))
+                .await?,
+            &self.host,
+        )
+    }
+
+    async fn send(&self, command: &Cmd, asking: bool) -> RedisResult<Value> {
+        let mut link = self.link.clone();
+        if !asking {
+            return link.req_packed_command(command).await;
+        }
+        // Other commands must not come in between.
+        let mut both = Pipeline::with_capacity(2);
+        both.cmd("ASKING").add_command(command.clone());
+        let mut replies = link.req_packed_commands(&both, 1, 1).await?;
+        replies.pop().unwrap_or(Value::Nil).extract_error()
+    }
+}
