@@ -21,6 +21,7 @@
 mod item;
 mod lines;
 mod recent;
+mod render;
 mod template;
 
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
