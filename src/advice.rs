@@ -295,18 +295,19 @@ impl NestingCheck {
         }
     }
 
-    /// Returns `true` for the first requests.
+    /// Samples a request: returns `true` if it is one of the first, which are checked. One that is not
+    /// checked, because nobody would read a warning, is counted here, so that the sample ends. Otherwise,
+    /// [`record`](Self::record) counts it.
     #[inline]
-    pub(crate) fn is_early(&self) -> bool {
-        is_early(&self.requests) && self.is_read()
+    pub(crate) fn sample(&self) -> bool {
+        is_early(&self.requests) && self.is_read_or_count()
     }
 
-    /// Returns `true` if a warning would be read. Otherwise, the request is counted here.
     #[cold]
-    fn is_read(&self) -> bool {
+    fn is_read_or_count(&self) -> bool {
         let is_read = self.accounts.is_some() && is_received();
         if !is_read {
-            self.requests.fetch_add(1, Relaxed);
+            count_early(&self.requests);
         }
         is_read
     }
@@ -314,7 +315,7 @@ impl NestingCheck {
     /// Records the rules that have charged a request.
     #[cold]
     pub(crate) fn record(&self, charged: &[RuleName], extensions: &mut Extensions) {
-        self.requests.fetch_add(1, Relaxed);
+        count_early(&self.requests);
         let Some(accounts) = self.accounts else {
             return;
         };

@@ -65,28 +65,56 @@ pin_project! {
         decision: S::Future,
         charges: OwnedCandidates,
         attempts: Attempts,
-        asked: Asked,
-        queued: Option<Box<QueuedRequest<S>>>,
+        asked: Asked<S>,
     }
 }
 
-/// The first call of the store about a request.
-#[derive(Clone, Copy)]
-pub(super) struct Asked {
-    /// The instant before the call, for metrics.
+impl<S: Store> PendingCharge<S> {
+    fn step<P>(
+        decision: S::Future,
+        all: Candidates<'_, '_>,
+        attempts: Attempts,
+        asked: Asked<S>,
+    ) -> Admission<P, S> {
+        Admission::Deciding(Box::pin(Self {
+            decision,
+            charges: all.into(),
+            attempts,
+            asked,
+        }))
+    }
+}
+
+/// The circumstances in which the store is asked about a request.
+pub(super) struct Asked<S: Store> {
+    /// The instant before the first call, for metrics.
     at: Option<Instant>,
     /// The penalties under which a denial is a strike.
     striking: PenaltySet,
+    /// The place of the request in the queue, if it has one.
+    queued: Option<Box<QueuedRequest<S>>>,
 }
 
-impl Asked {
+impl<S: Store> Asked<S> {
     #[inline]
-    pub(super) fn now(striking: PenaltySet) -> Self {
+    pub(super) fn now(striking: PenaltySet, queued: Option<Box<QueuedRequest<S>>>) -> Self {
         Self {
             at: cfg!(feature = "metrics").then(Instant::now),
             striking,
+            queued,
         }
     }
+}
+
+/// The way of a request past the layer, for hooks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Passage {
+    /// It is rejected.
+    Rejected,
+    /// It runs without a wait in the layer.
+    AtOnce,
+    /// It runs after a wait in the layer.
+    AfterWait,
 }
 
 /// Decisions. `B` is the type of response bodies.
@@ -135,13 +163,8 @@ where
         if self.settings.may_queue && all.charges.iter().any(Charge::queues) {
             return self.decide_queueing(head, all, None);
         }
-        self.attempt(
-            head,
-            all,
-            Attempts::default(),
-            Asked::now(PenaltySet::ALL),
-            None,
-        )
+        let asked = Asked::now(PenaltySet::ALL, None);
+        self.attempt(head, all, Attempts::default(), asked)
     }
 
     /// Asks the store for one attempt after another, until one is allowed or all are denied.
@@ -151,8 +174,7 @@ where
         head: &RequestHead<'_>,
         all: Candidates<'_, '_>,
         mut attempts: Attempts,
-        asked: Asked,
-        queued: Option<Box<QueuedRequest<S>>>,
+        asked: Asked<S>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
@@ -163,27 +185,19 @@ where
         let store: &S = &self.store;
         loop {
             let mut made = SmallVec::new();
-            let waiter = queued.as_ref().and_then(|queued| queued.waiter.as_ref());
+            let queued = asked.queued.as_ref();
+            let waiter = queued.and_then(|queued| queued.waiter.as_ref());
             let context = store::Context::default().with_waiter(waiter);
             let take = Op::Take(attempts.charges(all, &mut made));
             match store.call(take, &context) {
                 Answer::Now(ref mut decision) => {
-                    let taken = decision.as_mut().unwrap_or_else(|error| error.never());
-                    if !attempts.advance(all, taken) {
-                        return self
-                            .conclude_attempts(head, decision, all, &attempts, asked, queued);
+                    let decision = decision.as_mut().unwrap_or_else(|error| error.never());
+                    if !attempts.advance(all, decision) {
+                        return self.conclude_attempts(head, decision, all, &attempts, asked);
                     }
                 }
                 Answer::Later(decision) => {
-                    let charges = all.into();
-                    let pending = PendingCharge {
-                        decision,
-                        charges,
-                        attempts,
-                        asked,
-                        queued,
-                    };
-                    return Admission::Deciding(Box::pin(pending));
+                    return PendingCharge::step(decision, all, attempts, asked);
                 }
             }
         }
@@ -195,6 +209,7 @@ where
         self.settings.may_hold && needs_slot(charges) && !self.settings.hold.can_hold::<B>()
     }
 
+    /// Denies a request whose slots cannot be held, without a call.
     #[cold]
     fn deny_unheld<B: 'static>(&self, head: &RequestHead<'_>, charges: &[Charge<'_>]) -> Next<B, S>
     where
@@ -208,26 +223,24 @@ where
     fn conclude_attempts<B: 'static>(
         &self,
         head: &RequestHead<'_>,
-        decision: &mut Result<Decision, S::Error>,
+        decision: &mut Decision,
         all: Candidates<'_, '_>,
         attempts: &Attempts,
-        asked: Asked,
-        queued: Option<Box<QueuedRequest<S>>>,
+        asked: Asked<S>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
     {
         if !all.choices.is_empty() {
-            self.settings
-                .metrics
-                .attempted(attempts.repeats.saturating_add(1));
+            let calls = attempts.repeats.saturating_add(1);
+            self.settings.metrics.attempted(calls);
         }
-        let taken = decision.as_ref().unwrap_or_else(|error| error.never());
         let mut made = SmallVec::new();
-        let charges = attempts.described(all, taken, &mut made);
-        self.conclude(head, decision, charges, asked, queued)
+        let charges = attempts.described(all, decision, &mut made);
+        self.conclude(head, decision, charges, asked)
     }
 
+    /// Decides on a request whose charges must all fit.
     #[inline(always)]
     fn decide<B: 'static>(&self, head: &RequestHead<'_>, charges: &[Charge<'_>]) -> Next<B, S>
     where
@@ -240,16 +253,15 @@ where
             return self.deny_unheld(head, charges);
         }
         let store: &S = &self.store;
-        let asked = Asked::now(PenaltySet::ALL);
+        let asked = Asked::now(PenaltySet::ALL, None);
         match store.take(charges) {
-            Answer::Now(ref mut decision) => self.conclude(head, decision, charges, asked, None),
-            Answer::Later(decision) => Admission::Deciding(Box::pin(PendingCharge {
-                decision,
-                charges: Candidates::from(charges).into(),
-                attempts: Attempts::default(),
-                asked,
-                queued: None,
-            })),
+            Answer::Now(ref mut decision) => {
+                let decision = decision.as_mut().unwrap_or_else(|error| error.never());
+                self.conclude(head, decision, charges, asked)
+            }
+            Answer::Later(decision) => {
+                PendingCharge::step(decision, charges.into(), Attempts::default(), asked)
+            }
         }
     }
 
@@ -264,51 +276,70 @@ where
         R: Reject<B>,
     {
         let pending = pending.project();
-        let mut decision = ready!(pending.decision.poll(cx));
-        let queued = pending.queued.take();
+        let mut answer = ready!(pending.decision.poll(cx));
+        let decision = answer.as_mut().unwrap_or_else(|error| error.never());
         let mut attempts = mem::take(pending.attempts);
+        let asked = Asked {
+            queued: pending.asked.queued.take(),
+            ..*pending.asked
+        };
         Poll::Ready(pending.charges.with(|all| {
-            let taken = decision.as_mut().unwrap_or_else(|error| error.never());
-            if attempts.advance(all, taken) {
-                return self.attempt(head, all, attempts, *pending.asked, queued);
+            if attempts.advance(all, decision) {
+                return self.attempt(head, all, attempts, asked);
             }
-            self.conclude_attempts(head, &mut decision, all, &attempts, *pending.asked, queued)
+            self.conclude_attempts(head, decision, all, &attempts, asked)
         }))
     }
 
+    /// Continues after the decision that is final.
     #[inline(always)]
     fn conclude<B: 'static>(
         &self,
         head: &RequestHead<'_>,
-        decision: &mut Result<Decision, S::Error>,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
-        asked: Asked,
-        queued: Option<Box<QueuedRequest<S>>>,
+        asked: Asked<S>,
     ) -> Next<B, S>
     where
         R: Reject<B>,
     {
-        let decision = decision.as_mut().unwrap_or_else(|error| error.never());
         if let Some(started) = asked.at {
             self.settings.metrics.answered(decision, started);
         }
         if !decision.is_allowed() {
-            self.settings.mark_overload(decision, charges);
-            let had_place = queued.is_some();
-            match queued.and_then(|queued| self.wait_for_slot(queued, decision, charges)) {
-                Some(queued) => Admission::Waiting(queued),
-                // That the layer ends all waits is no fault of the client.
-                None if had_place && self.settings.queue.is_closed() => {
-                    self.deny_request(head, decision, charges, PenaltySet::NONE)
-                }
-                None => self.deny_request(head, decision, charges, asked.striking),
-            }
-        } else if decision.wait > 0 {
-            self.wait_for_turn(head, decision, charges, queued)
-        } else {
-            let has_waited = queued.is_some_and(|queued| queued.has_waited);
-            self.respond(head, decision, charges, None, has_waited)
+            return self.conclude_denial(head, decision, charges, asked);
         }
+        if decision.wait > 0 {
+            return self.wait_for_turn(head, decision, charges, asked.queued);
+        }
+        let passage = match asked.queued {
+            Some(queued) if queued.has_waited => Passage::AfterWait,
+            _ => Passage::AtOnce,
+        };
+        self.run_request(head, decision, charges, None, passage)
+    }
+
+    /// Denies a request, unless it may wait for a slot.
+    #[inline(always)]
+    fn conclude_denial<B: 'static>(
+        &self,
+        head: &RequestHead<'_>,
+        decision: &mut Decision,
+        charges: &[Charge<'_>],
+        asked: Asked<S>,
+    ) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        self.settings.mark_overload(decision, charges);
+        let Some(queued) = asked.queued else {
+            return self.deny_request(head, decision, charges, asked.striking);
+        };
+        if let Some(queued) = self.wait_for_slot(queued, decision, charges) {
+            return Admission::Waiting(queued);
+        }
+        let striking = self.settings.penalties_after_wait();
+        self.deny_request(head, decision, charges, striking)
     }
 
     /// Admits or rejects a request without a store call.
@@ -318,28 +349,30 @@ where
     where
         R: Reject<B>,
     {
-        let settings = &self.settings;
-        let is_exempt = matches!(bypass, Bypass::Exempt(_));
-        // Charged requests are recorded only while the layer is early, so a later one that is not charged
-        // proves nothing.
-        if is_exempt && settings.enabled.is_on() && settings.nesting.is_early() {
-            settings.miss_charge();
-        }
-        if let Bypass::Rejected(error) = bypass {
-            let is_admitted = settings.report_only.is_on();
-            self.notify(head, Err(&error), is_admitted, false, &[]);
-            if !is_admitted {
-                if error.is_no_peer() {
-                    log_no_peer::<B>(&error);
-                }
-                let why = self.rejection(Err(&error), None, &settings.template);
-                return Admission::Rejected(why.response(&*self.reject, head, &[], false));
+        match bypass {
+            Bypass::Exempt(_) => self.settings.record_exempt(),
+            Bypass::Rejected(error) if self.settings.report_only.is_on() => {
+                self.notify(head, Err(&error), Passage::AtOnce, &[]);
             }
+            Bypass::Rejected(error) => return self.reject_unkeyed(head, &error),
         }
-        match ResponseContext::uncharged(settings) {
+        match ResponseContext::uncharged(&self.settings) {
             Some(context) => Admission::Extended(context),
             None => Admission::Admitted(None),
         }
+    }
+
+    /// Rejects a request without a usable key, or on a deny list.
+    fn reject_unkeyed<B: 'static>(&self, head: &RequestHead<'_>, error: &KeyError) -> Next<B, S>
+    where
+        R: Reject<B>,
+    {
+        self.notify(head, Err(error), Passage::Rejected, &[]);
+        if error.is_no_peer() {
+            log_no_peer::<B>(error);
+        }
+        let why = self.rejection(Err(error), None, &self.settings.template);
+        Admission::Rejected(why.response(&*self.reject, head, &[], false))
     }
 
     /// Rejects a request, which is a strike under the penalties of `striking`, unless it runs despite
@@ -356,20 +389,48 @@ where
     {
         let settings = &self.settings;
         if let Some(reason) = settings.override_denial(Some(decision)) {
-            let mut in_flight = None;
-            if let Override::Overcommit(counted) = reason {
-                (decision.allowed, decision.overage) = (true, true);
-                in_flight = Some(counted);
-            }
-            return self.respond(head, decision, charges, in_flight, false);
+            return self.run_despite_denial(head, decision, charges, reason);
         }
         settings.charging.record_hit();
         if settings.is_observed() {
-            self.notify(head, Ok(decision), false, false, charges);
+            self.notify(head, Ok(decision), Passage::Rejected, charges);
         }
-        settings
-            .penalties(striking)
-            .for_each(|penalty| penalty.count_denial(decision, charges));
+        for penalty in settings.penalties(striking) {
+            penalty.count_denial(decision, charges);
+        }
+        Admission::Rejected(self.denial(head, decision, charges))
+    }
+
+    fn run_despite_denial<P>(
+        &self,
+        head: &RequestHead<'_>,
+        decision: &mut Decision,
+        charges: &[Charge<'_>],
+        reason: Override,
+    ) -> Admission<P, S> {
+        let in_flight = match reason {
+            Override::ReportOnly => None,
+            Override::Overcommit(in_flight) => {
+                decision.allowed = true;
+                decision.overage = true;
+                Some(in_flight)
+            }
+        };
+        self.run_request(head, decision, charges, in_flight, Passage::AtOnce)
+    }
+
+    /// Returns the response to a denied request.
+    #[inline(always)]
+    fn denial<B>(
+        &self,
+        head: &RequestHead<'_>,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+    ) -> Response<B>
+    where
+        R: Reject<B>,
+    {
+        let settings = &self.settings;
         let retry_after = settings
             .retries
             .wait(settings.queue_bounds, head, decision, charges);
@@ -383,25 +444,25 @@ where
                 .entry(RETRY_AFTER_MS)
                 .or_insert_with(|| millis(wait).into());
         }
-        Admission::Rejected(response)
+        response
     }
 
-    /// Admits a request.
+    /// Lets a request run.
     #[inline(always)]
-    pub(super) fn respond<P>(
+    pub(super) fn run_request<P>(
         &self,
         head: &RequestHead<'_>,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
-        has_waited: bool,
+        passage: Passage,
     ) -> Admission<P, S> {
         let settings = &self.settings;
         if settings.is_observed() {
-            self.notify(head, Ok(decision), true, has_waited, charges);
+            self.notify(head, Ok(decision), passage, charges);
         }
         let lines = settings.template.lines(charges, decision);
-        if settings.has_context || decision.slot.is_some() || settings.nesting.is_early() {
+        if settings.has_context || decision.slot.is_some() || settings.nesting.sample() {
             let context = ResponseContext::new(lines, settings, decision, charges, in_flight);
             return Admission::Extended(context);
         }
@@ -424,8 +485,7 @@ where
         &self,
         head: &RequestHead<'_>,
         decision: Result<&Decision, &KeyError>,
-        is_admitted: bool,
-        is_delayed: bool,
+        passage: Passage,
         charges: &[Charge<'_>],
     ) {
         let charged = &|rule| {
@@ -436,20 +496,18 @@ where
                 cost: charge.cost,
             })
         };
-        let secret = self.settings.secret.as_ref();
-        let event = DecisionEvent {
+        self.settings.notify(&DecisionEvent {
             head,
             decision,
-            is_admitted,
-            is_delayed,
+            is_admitted: passage != Passage::Rejected,
+            is_delayed: passage == Passage::AfterWait,
             charged,
-            secret,
-        };
-        self.settings.notify(&event);
+            secret: self.settings.secret.as_ref(),
+        });
     }
 }
 
-/// Returns `true` if a charge takes slots that limit its request.
+/// Returns `true` if one of the charges takes slots, and may deny.
 #[inline(never)]
 fn needs_slot(charges: &[Charge<'_>]) -> bool {
     charges
@@ -465,16 +523,17 @@ fn log_no_peer<B: 'static>(error: &KeyError) {
     let Ok(mut last) = LAST.try_lock() else {
         return;
     };
-    if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60)) {
-        *last = Some(Instant::now());
-        let hint = if is_of_another_axum::<B>() {
-            "; this server is of another version of axum, whose ConnectInfo cannot be read: use \
-             axum 0.8, or insert the SocketAddr into the extensions of each request"
-        } else {
-            ""
-        };
-        error!("every request is rejected with 500: {error}{hint}");
+    if last.is_some_and(|last| last.elapsed() < Duration::from_secs(60)) {
+        return;
     }
+    *last = Some(Instant::now());
+    let hint = if is_of_another_axum::<B>() {
+        "; this server is of another version of axum, whose ConnectInfo cannot be read: use axum 0.8, \
+         or insert the SocketAddr into the extensions of each request"
+    } else {
+        ""
+    };
+    error!("every request is rejected with 500: {error}{hint}");
 }
 
 /// Returns `true` for the body type of another version of axum.

@@ -14,7 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    task::Poll,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -69,6 +69,17 @@ pub(super) enum Rest {
 pub(super) struct Draining<P> {
     pub(super) response: P,
     pub(super) reading: Drain,
+}
+
+impl<C> Draining<Response<C>> {
+    /// Completes once the body is read. If a part of it stays unread, the response announces the close.
+    pub(super) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let is_read = ready!(self.reading.as_mut().poll(cx));
+        if !is_read {
+            close(&mut self.response);
+        }
+        Poll::Ready(())
+    }
 }
 
 /// Announces that the server closes the connection after this response.

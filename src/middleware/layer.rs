@@ -281,7 +281,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Panics if an admin page watches the layer (`Admin::watch`).
     #[track_caller]
     pub fn fingerprint(mut self, secret: impl Into<FingerprintKey>) -> Self {
-        self.settings.assert_unwatched("fingerprint");
+        self.settings.assert_not_on_admin_page("fingerprint");
         self.settings.secret = Some(secret.into());
         self
     }
@@ -395,7 +395,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Panics if an admin page watches the layer (`Admin::watch`).
     #[track_caller]
     pub fn enabled(mut self, toggle: impl Into<Toggle>) -> Self {
-        self.settings.assert_unwatched("enabled");
+        self.settings.assert_not_on_admin_page("enabled");
         self.settings.enabled = toggle.into();
         self
     }
@@ -420,7 +420,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Panics if an admin page watches the layer (`Admin::watch`).
     #[track_caller]
     pub fn report_only(mut self, toggle: impl Into<Toggle>) -> Self {
-        self.settings.assert_unwatched("report_only");
+        self.settings.assert_not_on_admin_page("report_only");
         self.settings.report_only = toggle.into();
         self
     }

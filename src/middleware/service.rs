@@ -116,21 +116,33 @@ where
                     state: State::rejected(drain, request, response),
                 }
             }
-            step @ (Admission::Waiting(_) | Admission::Deciding(_)) => {
-                let clone = self.inner.clone();
-                let inner = mem::replace(&mut self.inner, clone);
-                let layer = self.layer.clone();
-                let parked = Box::new(Parked {
-                    inner,
-                    is_ready: true,
-                    layer,
-                    request,
-                    step,
-                });
-                ResponseFuture {
-                    state: parked.into_state(),
-                }
-            }
+            step @ (Admission::Waiting(_) | Admission::Deciding(_)) => self.park(request, step),
+        }
+    }
+}
+
+impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
+    /// Keeps a request that does not run yet, with the service that is ready for it.
+    fn park<B, C>(
+        &mut self,
+        request: Request<B>,
+        step: Admission<Response<C>, S>,
+    ) -> ResponseFuture<I, K, S, R, B>
+    where
+        I: Service<Request<B>, Response = Response<C>>,
+        S: Store,
+        B: 'static,
+    {
+        let clone = self.inner.clone();
+        let parked = Box::new(Parked {
+            inner: mem::replace(&mut self.inner, clone),
+            is_ready: true,
+            layer: self.layer.clone(),
+            request,
+            step,
+        });
+        ResponseFuture {
+            state: parked.into_state(),
         }
     }
 }
@@ -230,7 +242,7 @@ where
     is_ready: bool,
     layer: Arc<RateLimitLayer<K, S, R>>,
     request: Request<B>,
-    /// The event that the request waits for. An admitted request waits for the service.
+    /// The last step. If it admits the request, the service is not ready yet.
     step: Admission<I::Response, S>,
 }
 
@@ -266,16 +278,12 @@ where
                     return Poll::Ready(Ok(take(context).apply(response)));
                 }
                 StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
-                StateProj::Draining { draining: place } => {
-                    let mut draining = take(place);
-                    let Poll::Ready(is_read) = draining.reading.as_mut().poll(cx) else {
-                        *place = Some(draining);
-                        return Poll::Pending;
+                StateProj::Draining { draining } => {
+                    let Some(pending) = draining else {
+                        panic!("{COMPLETED}");
                     };
-                    if !is_read {
-                        drain::close(&mut draining.response);
-                    }
-                    return Poll::Ready(Ok(draining.response));
+                    ready!(pending.poll_rest(cx));
+                    return Poll::Ready(Ok(take(draining).response));
                 }
                 StateProj::Parked { parked: place } => {
                     // A panic or an error drops the service and its permit, and undoes the charge.
@@ -347,40 +355,36 @@ where
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
-        let Self {
-            inner,
-            is_ready,
-            layer,
-            request,
-            step,
-        } = self;
-        let head = RequestHead::from(&*request);
-        let mut runs = true;
-        match step {
+        let head = RequestHead::from(&self.request);
+        let runs = match &mut self.step {
             Admission::Deciding(pending) => {
-                return layer.resume(&head, pending.as_mut(), cx).map(Ok);
+                return self.layer.resume(&head, pending.as_mut(), cx).map(Ok);
             }
             Admission::Waiting(queued) => {
                 ready!(queued.poll_wait(cx));
-                runs = queued.is_charged();
+                queued.is_charged()
             }
-            _ => {}
-        }
+            _ => true,
+        };
         if runs {
-            ready!(inner.poll_ready(cx))?;
-            *is_ready = true;
+            ready!(self.inner.poll_ready(cx))?;
+            self.is_ready = true;
         }
-        Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
-            Admission::Waiting(queued) => layer.end_wait(&head, queued),
-            step => step,
-        }))
+        Poll::Ready(Ok(
+            match mem::replace(&mut self.step, Admission::Admitted(None)) {
+                Admission::Waiting(queued) => self.layer.end_wait(&head, queued),
+                step => step,
+            },
+        ))
     }
 }
+
+const COMPLETED: &str = "a response future was polled after completion";
 
 fn take<T>(held: &mut Option<T>) -> T {
     match held.take() {
         Some(held) => held,
-        None => panic!("a response future was polled after completion"),
+        None => panic!("{COMPLETED}"),
     }
 }
 

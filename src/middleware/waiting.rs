@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{
     RateLimitLayer,
-    admission::{Admission, Asked, Next},
+    admission::{Admission, Asked, Next, Passage},
     config::PenaltySet,
     queue::{LastDecision, QueuedRequest},
 };
@@ -24,7 +24,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Decides on a request that may queue.
+    /// Decides on a request that may queue. It is `queued` if it has waited before.
     #[inline(never)]
     pub(super) fn decide_queueing<B: 'static>(
         &self,
@@ -49,22 +49,18 @@ where
             // Without a place in the queue, the request does not wait: nothing of `max_wait` is left.
             _ => Duration::MAX,
         };
-        // Otherwise, a denial may be due to a queue that others have filled.
-        let is_due_to_store = queued.is_some() || takes_several;
-        let striking = if is_due_to_store {
+        let striking = if queued.is_some() || takes_several {
             PenaltySet::ALL
         } else {
+            // The denial may be due to a queue that others have filled.
             self.settings.penalties_despite_full_queue(charges)
         };
-        let mut waiting: SmallVec<[Charge<'_>; 4]> = SmallVec::from_slice(charges);
-        for charge in &mut waiting {
-            *charge = charge.with_max_wait(charge.max_wait.saturating_sub(waited));
-        }
         let all = Candidates {
-            charges: &waiting,
+            charges: &after_wait(charges, waited),
             ..all
         };
-        self.attempt(head, all, Attempts::default(), Asked::now(striking), queued)
+        let asked = Asked::now(striking, queued);
+        self.attempt(head, all, Attempts::default(), asked)
     }
 
     /// Continues a request after its wait.
@@ -76,33 +72,25 @@ where
     where
         R: Reject<B>,
     {
-        let is_charged = queued.is_charged();
-        if !is_charged && queued.may_ask() {
-            return self.admit_again(head, queued);
-        }
-        let Some(last) = queued.last.take() else {
+        let asks_again = !queued.is_charged() && queued.may_ask();
+        let Some(last) = queued.last.take_if(|_| !asks_again) else {
             return self.admit_again(head, queued);
         };
         let LastDecision {
             mut decision,
             charges,
         } = *last;
-        if is_charged {
-            return charges.with(|charges| self.respond(head, &mut decision, charges, None, true));
-        }
-        // That the layer ends all waits is no fault of the client.
-        let striking = if queued.is_closed() {
-            PenaltySet::NONE
-        } else {
-            PenaltySet::ALL
-        };
-        // The layer may have been switched off during the wait.
-        match self.settings.check_bypass(head) {
-            Ok(()) => {
-                charges.with(|charges| self.deny_request(head, &mut decision, charges, striking))
+        charges.with(|charges| {
+            if decision.is_allowed() {
+                return self.run_request(head, &mut decision, charges, None, Passage::AfterWait);
             }
-            Err(bypass) => self.bypass(head, bypass),
-        }
+            // The layer may have been switched off during the wait.
+            if let Err(bypass) = self.settings.check_bypass(head) {
+                return self.bypass(head, bypass);
+            }
+            let striking = self.settings.penalties_after_wait();
+            self.deny_request(head, &mut decision, charges, striking)
+        })
     }
 
     /// Decides on a request that has waited for a slot. The quotas may have changed.
@@ -130,14 +118,11 @@ where
     ) -> Option<Box<QueuedRequest<S>>> {
         let until = queued.next_call()?;
         queued.observe(&self.settings.metrics, decision, charges);
-        let last = Box::new(LastDecision {
-            decision: decision.clone(),
-            charges: charges.into(),
-        });
+        let last = LastDecision::boxed(decision.clone(), charges);
         queued.begin_wait(until, last).ok()
     }
 
-    /// Lets a request wait for the turn of its charge.
+    /// Lets a request wait for the turn of its charge. If it cannot, undoes the charge.
     #[cold]
     pub(super) fn wait_for_turn<B: 'static>(
         &self,
@@ -149,35 +134,50 @@ where
     where
         R: Reject<B>,
     {
-        let in_time = |queued: &QueuedRequest<S>| {
-            let waited = queued.entered.elapsed().saturating_add(decision.wait());
-            waited <= longest_wait(head, Duration::MAX)
-        };
-        // A store may queue a charge that does not ask for it.
-        let queued = queued.or_else(|| self.settings.enter_queue(charges));
-        let queued = queued.filter(|queued| in_time(queued));
         let decision = mem::replace(decision, Decision::deny());
-        let last = Box::new(LastDecision {
-            decision,
-            charges: charges.into(),
-        });
-        let undone = match queued {
-            Some(mut queued) => {
-                queued.observe(&self.settings.metrics, &last.decision, charges);
-                match queued.begin_turn(&self.store, last) {
-                    Ok(queued) => return Admission::Waiting(queued),
-                    Err(last) => last,
-                }
+        let last = LastDecision::boxed(decision, charges);
+        match self.begin_turn(head, charges, queued, last) {
+            Ok(queued) => Admission::Waiting(queued),
+            Err(last) => {
+                last.undo(&*self.store);
+                let mut denied = last.decision.into_denied();
+                self.deny_request(head, &mut denied, charges, PenaltySet::NONE)
             }
-            // The queue is full or closed, or the store call took part of the deadline.
-            None => last,
-        };
-        undone.undo(&*self.store);
-        self.deny_request(
-            head,
-            &mut undone.decision.into_denied(),
-            charges,
-            PenaltySet::NONE,
-        )
+        }
     }
+
+    /// Begins the wait for the turn of a charge.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the decision if the queue is full or closed, or if the deadline of the request is before
+    /// its turn.
+    fn begin_turn(
+        &self,
+        head: &RequestHead<'_>,
+        charges: &[Charge<'_>],
+        queued: Option<Box<QueuedRequest<S>>>,
+        last: Box<LastDecision>,
+    ) -> Result<Box<QueuedRequest<S>>, Box<LastDecision>> {
+        // A store may queue a charge that does not ask for it.
+        let Some(mut queued) = queued.or_else(|| self.settings.enter_queue(charges)) else {
+            return Err(last);
+        };
+        // The store call has taken a part of the time until the deadline.
+        let waited = queued.entered.elapsed();
+        if waited.saturating_add(last.decision.wait()) > longest_wait(head, Duration::MAX) {
+            return Err(last);
+        }
+        queued.observe(&self.settings.metrics, &last.decision, charges);
+        queued.begin_turn(&self.store, last)
+    }
+}
+
+/// Returns the charges of a request that has waited for this time.
+fn after_wait<'a>(charges: &[Charge<'a>], waited: Duration) -> SmallVec<[Charge<'a>; 4]> {
+    let mut charges = SmallVec::<[Charge<'a>; 4]>::from_slice(charges);
+    for charge in &mut charges {
+        charge.max_wait = charge.max_wait.saturating_sub(waited);
+    }
+    charges
 }
