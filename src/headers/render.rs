@@ -8,7 +8,7 @@ use std::{
 };
 
 use http::{
-    HeaderMap, HeaderValue,
+    HeaderMap, HeaderName, HeaderValue,
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ use super::{
     item::Item,
     lines::{Fields, Lines, NO_STORE, TEXT, TO_FILL_IN, names, number, retry_seconds, time_text},
     recent::Reading,
-    template::Template,
+    template::{FieldSet, Template},
 };
 use crate::{
     decision::{Decision, Outcome},
@@ -27,19 +27,14 @@ use crate::{
 };
 
 impl Template {
-    /// Returns the quota fields or, for a denial, those of a plain-text rejection, with placeholders.
-    pub(super) fn blank(&self, is_denial: bool) -> HeaderMap {
-        let (names, ruled) = names(self.family);
-        let policy = self
-            .policy
-            .clone()
-            .filter(|_| ruled)
-            .map(|policy| (POLICY, policy));
-        let fields = names
+    /// Returns fields with placeholders.
+    pub(super) fn blank(&self, set: FieldSet) -> HeaderMap {
+        let policy = self.policy.clone().filter(|_| self.family.has_policy());
+        let fields = names(self.family)
             .iter()
             .map(|name| (name.clone(), TO_FILL_IN))
-            .chain(policy);
-        if !is_denial {
+            .chain(policy.map(|policy| (POLICY, policy)));
+        if set == FieldSet::Quotas {
             return fields.collect();
         }
         let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields);
@@ -48,37 +43,53 @@ impl Template {
             .collect()
     }
 
+    /// Returns the quota fields or, with the seconds until a retry, those of a plain-text rejection.
     #[inline(never)]
     pub(super) fn render(&self, readings: &[Reading], charges: &[Charge<'_>], retry: u64) -> Lines {
         let mut map = match &self.prepared {
             Some(prepared) if retry > 0 => prepared.denial.clone(),
             Some(prepared) => prepared.fields.clone(),
-            None => self.blank(retry > 0),
+            None if retry > 0 => self.blank(FieldSet::PlainRejection),
+            None => self.blank(FieldSet::Quotas),
         };
         let mut values = map.values_mut();
-        if retry > 0 {
-            values
-                .by_ref()
-                .take(1)
-                .for_each(|field| *field = number(retry));
+        if retry > 0
+            && let Some(field) = values.next()
+        {
+            *field = number(retry);
         }
         self.set(readings, values);
-        if !self.are_all(readings) && names(self.family).1 {
-            match (self.policy_of(readings, charges), map.get_mut(POLICY)) {
-                (Some(policy), Some(field)) => *field = policy,
-                (Some(policy), None) => drop(map.insert(POLICY, policy)),
-                (None, _) => drop(map.remove(POLICY)),
-            }
+        if !self.are_all(readings) && self.family.has_policy() {
+            self.set_policy(readings, charges, &mut map);
         }
-        let (remaining, overage) = readings
-            .first()
-            .map_or((0, false), |reading| (reading.remaining, reading.overage));
+        let first = readings.first();
         Lines(Arc::new(Fields {
             family: self.family,
-            remaining,
-            overage,
+            remaining: first.map_or(0, |reading| reading.remaining),
+            overage: first.is_some_and(|reading| reading.overage),
             map,
         }))
+    }
+
+    /// Sets the policy field to the rules that charge a request.
+    ///
+    /// A denial may have no outcome of a rule that did not deny.
+    #[inline(never)]
+    fn set_policy(&self, readings: &[Reading], charges: &[Charge<'_>], map: &mut HeaderMap) {
+        let is_read = |rule| {
+            readings
+                .iter()
+                .any(|reading| self.item(reading).rule == rule)
+        };
+        let charges = charges.iter().filter(|charge| !charge.report_only);
+        let is_charged = |rule| charges.clone().any(|charge| charge.rule == rule);
+        let items = self.items.iter();
+        let charging = items.filter(|item| is_read(item.rule) || is_charged(item.rule));
+        match (policy(charging), map.get_mut(POLICY)) {
+            (Some(policy), Some(field)) => *field = policy,
+            (Some(policy), None) => drop(map.insert(POLICY, policy)),
+            (None, _) => drop(map.remove(POLICY)),
+        }
     }
 
     /// Returns the lists, and the fields of each unit. The times of these change too often for a cache.
@@ -93,53 +104,44 @@ impl Template {
             [] => HeaderMap::new(),
             _ => Arc::unwrap_or_clone(self.render(readings, charges, 0).0).map,
         };
-        for item in &self.items {
-            let Some([limit, remaining, reset]) = &item.unit_fields else {
-                continue;
-            };
-            if map.contains_key(limit) {
-                continue;
-            }
-            let is_of_unit = |outcome: &Outcome| {
-                let item = self.find(outcome).map(|at| &self.items[at]);
-                let fields = item.and_then(|item| item.unit_fields.as_ref());
-                outcome.is_known() && fields.is_some_and(|fields| fields[0] == *limit)
-            };
-            let Some(outcome) = decision.binding_among(is_of_unit) else {
-                continue;
-            };
-            map.insert(limit.clone(), number(outcome.limit().into()));
-            map.insert(remaining.clone(), number(outcome.remaining().into()));
-            if let Ok(time) = HeaderValue::try_from(time_text(outcome.reset_after())) {
-                map.insert(reset.clone(), time);
-            }
+        let units = self.items.iter();
+        for names in units.filter_map(|item| item.unit_fields.as_ref()) {
+            self.add_unit(decision, names, &mut map);
         }
         if map.is_empty() {
             return None;
         }
-        let (overage, remaining) = (decision.is_overage(), 0);
         Some(Lines(Arc::new(Fields {
             family: self.family,
-            remaining,
-            overage,
+            remaining: 0,
+            overage: decision.is_overage(),
             map,
         })))
     }
 
-    /// Returns the policy field of the rules that charge a request.
-    ///
-    /// A denial may have no outcome of a rule that did not deny.
-    #[inline(never)]
-    fn policy_of(&self, readings: &[Reading], charges: &[Charge<'_>]) -> Option<HeaderValue> {
-        policy(self.items.iter().filter(|item| {
-            let rule = item.rule;
-            readings
-                .iter()
-                .any(|reading| self.item(reading).rule == rule)
-                || charges
-                    .iter()
-                    .any(|charge| charge.rule == rule && !charge.report_only)
-        }))
+    /// Adds the fields of a unit, unless they are there. They report the decisive quota of the unit.
+    fn add_unit(
+        &self,
+        decision: &Decision,
+        [limit, remaining, reset]: &[HeaderName; 3],
+        map: &mut HeaderMap,
+    ) {
+        if map.contains_key(limit) {
+            return;
+        }
+        let is_of_unit = |outcome: &Outcome| {
+            let item = self.find(outcome).map(|at| &self.items[at]);
+            let fields = item.and_then(|item| item.unit_fields.as_ref());
+            outcome.is_known() && fields.is_some_and(|fields| fields[0] == *limit)
+        };
+        let Some(outcome) = decision.binding_among(is_of_unit) else {
+            return;
+        };
+        map.insert(limit.clone(), number(outcome.limit().into()));
+        map.insert(remaining.clone(), number(outcome.remaining().into()));
+        if let Ok(time) = HeaderValue::try_from(time_text(outcome.reset_after())) {
+            map.insert(reset.clone(), time);
+        }
     }
 
     /// Sets the values of the fields, except for the policy.
@@ -166,11 +168,12 @@ impl Template {
 
     /// Renders a list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
     fn list(&self, readings: &[Reading]) -> Option<HeaderValue> {
+        const MOST: usize = 128;
         // A stack buffer, so that one allocation of the exact size is enough.
-        let mut text = [0; 128];
+        let mut text = [0; MOST];
         let mut rest = &mut text[..];
         if self.put_list(readings, &mut rest).is_ok() {
-            let length = 128 - rest.len();
+            let length = MOST - rest.len();
             return HeaderValue::from_bytes(&text[..length]).ok();
         }
         let mut text = Vec::new();
@@ -200,14 +203,11 @@ impl Template {
 
     /// Renders `limit=5, remaining=4, reset=1`.
     fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
-        let Reading {
-            remaining, time, ..
-        } = first;
         let limit = self.item(first).limit;
-        HeaderValue::try_from(format!(
-            "limit={limit}, remaining={remaining}, reset={time}"
-        ))
-        .ok()
+        let remaining = first.remaining;
+        let reset = first.time;
+        let text = format!("limit={limit}, remaining={remaining}, reset={reset}");
+        HeaderValue::try_from(text).ok()
     }
 
     /// Returns the values of the limit, remaining and reset fields.

@@ -55,6 +55,15 @@ pub(crate) struct Template {
     latest: Option<ArcSwap<Self>>,
 }
 
+/// The fields that a response gets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum FieldSet {
+    /// The quota fields.
+    Quotas,
+    /// All fields of a plain-text rejection with a wait.
+    PlainRejection,
+}
+
 /// Fields with placeholder values. A copy costs less than a new map, which hashes each name.
 #[derive(Debug)]
 pub(super) struct Prepared {
@@ -73,17 +82,13 @@ impl Template {
         let shown = items
             .iter()
             .filter(|item| !item.is_reporting && item.is_listed());
-        let policy = policy(shown.clone());
-        let shown = shown.count();
-        let reports_allowed = family != Headers::None;
-        let is_per_request = false;
         Self {
             family,
-            reports_allowed,
+            reports_allowed: family != Headers::None,
+            policy: policy(shown.clone()),
+            shown: shown.count(),
             items,
-            policy,
-            shown,
-            is_per_request,
+            is_per_request: false,
             secret: None,
             prepared: None,
             rules: Vec::new(),
@@ -92,20 +97,14 @@ impl Template {
     }
 
     /// Creates the template of a layer with these rules.
-    pub(crate) fn new(
-        HeaderPolicy {
-            family,
-            only_denied,
-            secret,
-        }: HeaderPolicy,
-        infos: &[RuleInfo<'_>],
-    ) -> Self {
-        let secret = secret.filter(|_| family.has_lists());
+    pub(crate) fn new(policy: HeaderPolicy, infos: &[RuleInfo<'_>]) -> Self {
+        let family = policy.family;
+        let secret = policy.secret.filter(|_| family.has_lists());
         let infos: Vec<_> = infos.iter().filter(|info| !info.is_hidden()).collect();
         let rules: Vec<_> = infos.iter().map(|info| LiveRule::new(info)).collect();
         let is_live = infos.iter().any(|info| info.live.is_some());
         let mut template = Self::prepared(family, rules.iter().map(LiveRule::current));
-        template.reports_allowed &= !only_denied;
+        template.reports_allowed &= !policy.only_denied;
         template.is_per_request = secret.is_some() || infos.iter().any(|info| info.is_chosen());
         template.secret = secret;
         if is_live && !template.is_per_request {
@@ -121,13 +120,12 @@ impl Template {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut template = Self::of(family, Item::named(rules, family));
         template.policy = template.policy.map(permanent);
-        let id = NEXT.fetch_add(1, Relaxed);
-        let fields = template.blank(false);
-        let denial = template.blank(true);
-        Self {
-            prepared: Some(Prepared { id, fields, denial }),
-            ..template
-        }
+        template.prepared = Some(Prepared {
+            id: NEXT.fetch_add(1, Relaxed),
+            fields: template.blank(FieldSet::Quotas),
+            denial: template.blank(FieldSet::PlainRejection),
+        });
+        template
     }
 
     /// Creates this template with the quotas of these charges.
@@ -217,8 +215,8 @@ impl Template {
             return None;
         }
         match self.fit(charges) {
-            Some(template) => template.fields(decision, &[], None, false),
-            None => self.fields(decision, &[], None, false),
+            Some(template) => template.fields(decision, &[], None, FieldSet::Quotas),
+            None => self.fields(decision, &[], None, FieldSet::Quotas),
         }
     }
 
@@ -235,7 +233,8 @@ impl Template {
             && retry_after.is_some()
             && headers.capacity() == 0
             && self.family != Headers::ByUnit
-            && let Some(fields) = self.fields(decision, charges, retry_after, true)
+            && let Some(fields) =
+                self.fields(decision, charges, retry_after, FieldSet::PlainRejection)
         {
             return fields.replace(headers);
         }
@@ -265,7 +264,7 @@ impl Template {
         retry_after: Option<Duration>,
     ) {
         if let Some(decision) = decision
-            && let Some(fields) = self.fields(decision, charges, retry_after, false)
+            && let Some(fields) = self.fields(decision, charges, retry_after, FieldSet::Quotas)
         {
             fields.write(headers);
         }
@@ -290,15 +289,9 @@ impl Template {
         if self.family.has_lists() {
             return;
         }
-        let binding = decision.binding_among(|outcome| {
-            (decision.is_allowed() || outcome.is_denied())
-                && self.reading(decision, outcome).is_some()
-        });
-        let decisive = binding.and_then(|outcome| self.find(outcome));
-        match readings
-            .iter()
-            .position(|reading| Some(usize::from(reading.item)) == decisive)
-        {
+        let decisive = self.decisive(decision);
+        let is_decisive = |reading: &Reading| Some(usize::from(reading.item)) == decisive;
+        match readings.iter().position(is_decisive) {
             Some(at) => readings.swap(0, at),
             None => readings.clear(),
         }
@@ -308,6 +301,16 @@ impl Template {
         {
             first.time = u32::try_from(retry).unwrap_or(u32::MAX);
         }
+    }
+
+    /// Returns the index of the decisive quota, of those that clients see.
+    #[inline(always)]
+    fn decisive(&self, decision: &Decision) -> Option<usize> {
+        let binding = decision.binding_among(|outcome| {
+            (decision.is_allowed() || outcome.is_denied())
+                && self.reading(decision, outcome).is_some()
+        });
+        binding.and_then(|outcome| self.find(outcome))
     }
 
     /// Returns the numbers of a quota, or `None` if the fields leave it out.
@@ -321,18 +324,18 @@ impl Template {
         let (left, next) = outcome.remaining_and_next();
         // Rounded up to seconds.
         let next = u32::try_from(next.div_ceil(1_000_000_000)).unwrap_or(u32::MAX);
-        let (remaining, time) = match decision.is_allowed() {
-            true => (left, next.max(item.time_for(left))),
-            false if left == 0 && outcome.is_denied() => (0, next),
+        let time = if decision.is_allowed() {
+            next.max(item.time_for(left))
+        } else if left == 0 && outcome.is_denied() {
+            next
+        } else {
             // The effective window of the units that are left could end after `Retry-After`.
-            false => (left, 0),
+            0
         };
-        let item = u16::try_from(at).ok()?;
-        let overage = decision.is_overage();
         Some(Reading {
-            item,
-            overage,
-            remaining,
+            item: u16::try_from(at).ok()?,
+            overage: decision.is_overage(),
+            remaining: left,
             time,
         })
     }
@@ -369,7 +372,7 @@ impl Template {
         decision: &Decision,
         charges: &[Charge<'_>],
         wait: Option<Duration>,
-        is_plain: bool,
+        set: FieldSet,
     ) -> Option<Lines> {
         let mut readings = Readings::new();
         let wait = wait.map(retry_seconds);
@@ -380,6 +383,7 @@ impl Template {
         if readings.is_empty() {
             return None;
         }
+        let is_plain = set == FieldSet::PlainRejection;
         let retry = wait.filter(|_| is_plain).unwrap_or(0);
         let is_cached = self.family != Headers::XRateLimit // has the time of the clock
             && !readings.spilled()
