@@ -67,8 +67,10 @@ const FORWARDING: [&str; 5] = [
 pub(crate) enum AddressSource<'a> {
     /// The peer, whose headers are not read.
     Peer,
-    /// The peer, which is not a trusted proxy, or a header of trusted proxies with this name.
-    Networks(&'a str),
+    /// The peer, which is not a trusted proxy, so its header with this name is not read.
+    UntrustedPeer(&'a str),
+    /// A header of trusted proxies.
+    TrustedProxies,
     /// A header, after a number of proxies.
     Hops,
     /// A header that every peer may send.
@@ -76,11 +78,22 @@ pub(crate) enum AddressSource<'a> {
 }
 
 impl AddressSource<'_> {
+    /// Returns the name of a header that may have the address of the client, but is not read.
+    fn unread_header(&self, headers: &HeaderMap) -> Option<&str> {
+        let unread: &[&str] = match self {
+            Self::Peer => &FORWARDING,
+            Self::UntrustedPeer(name) => slice::from_ref(name),
+            Self::TrustedProxies | Self::Hops | Self::AnyPeer => &[],
+        };
+        let mut unread = unread.iter().copied();
+        unread.find(|name| headers.contains_key(*name))
+    }
+
     /// Returns the setting that no longer counts a proxy as the client.
     fn fix(self, proxy: IpAddr) -> String {
         match self {
             Self::Peer => format!("trust it with ClientIp::behind([\"{proxy}\"])"),
-            Self::Networks(_) => {
+            Self::UntrustedPeer(_) | Self::TrustedProxies => {
                 format!("add \"{proxy}\" or its network to the list of ClientIp::behind")
             }
             Self::Hops => "give ClientIp::hops a higher number".to_owned(),
@@ -125,32 +138,17 @@ impl Majority {
 }
 
 impl ClientCheck {
-    /// Records the client of a request, whose address is that of the peer if `is_peer`.
+    /// Records the client of a request.
     #[inline]
-    pub(crate) fn record(
-        &self,
-        client: IpAddr,
-        is_peer: bool,
-        source: AddressSource<'_>,
-        headers: &HeaderMap,
-    ) {
+    pub(crate) fn record(&self, client: IpAddr, source: AddressSource<'_>, headers: &HeaderMap) {
         if is_early(&self.requests) {
-            self.check(client.to_canonical(), is_peer, source, headers);
+            self.check(client.to_canonical(), source, headers);
         }
     }
 
     #[cold]
-    fn check(&self, client: IpAddr, is_peer: bool, source: AddressSource<'_>, headers: &HeaderMap) {
-        let unread: &[&str] = match &source {
-            AddressSource::Peer => &FORWARDING,
-            AddressSource::Networks(name) if is_peer => slice::from_ref(name),
-            _ => &[],
-        };
-        let may_warn = is_private(client);
-        let found = unread
-            .iter()
-            .find(|name| may_warn && headers.contains_key(**name));
-        if let Some(name) = found {
+    fn check(&self, client: IpAddr, source: AddressSource<'_>, headers: &HeaderMap) {
+        if let Some(name) = source.unread_header(headers).filter(|_| is_private(client)) {
             if self.requests.swap(SAMPLE, Relaxed) < SAMPLE {
                 warn_of_header(client, name, source);
             }
@@ -448,7 +446,7 @@ mod tests {
         let fixes = [
             (AddressSource::Peer, "ClientIp::behind([\"203.0.113.80\"])"),
             (
-                AddressSource::Networks("x-real-ip"),
+                AddressSource::UntrustedPeer("x-real-ip"),
                 "to the list of ClientIp::behind",
             ),
             (AddressSource::Hops, "ClientIp::hops a higher number"),

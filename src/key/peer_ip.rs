@@ -102,14 +102,13 @@ impl Default for PeerIp {
 impl KeyExtractor for PeerIp {
     #[inline(always)]
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        match peer(head) {
-            Some(address) => {
-                self.check
-                    .record(address.ip(), true, AddressSource::Peer, head.headers);
-                Ok(Some(masked(address.ip(), self.ipv4_mask, self.ipv6_mask)))
-            }
-            None => Err(KeyError::no_peer()),
-        }
+        let Some(peer) = peer(head) else {
+            return Err(KeyError::no_peer());
+        };
+        let address = peer.ip();
+        self.check
+            .record(address, AddressSource::Peer, head.headers);
+        Ok(Some(masked(address, self.ipv4_mask, self.ipv6_mask)))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use http::{HeaderName, StatusCode};
+use http::{HeaderMap, HeaderName, StatusCode};
 
 use self::{entries::HeaderFault, header::ClientHeader};
 use super::{
@@ -126,19 +126,28 @@ pub enum Unreadable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
     pub(crate) address: IpAddr,
-    /// `false` if the address may be that of a trusted proxy.
-    pub(crate) is_confirmed: bool,
-    /// `true` for a peer that is not a trusted proxy.
-    is_peer: bool,
+    origin: Origin,
+}
+
+/// The origin of the address of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The connection, since the peer is not a trusted proxy.
+    Peer,
+    /// A header of trusted proxies.
+    Header,
+    /// Nothing names the client: the address may be that of a trusted proxy.
+    Proxy,
 }
 
 impl Client {
-    fn confirmed(address: IpAddr) -> Self {
-        Self {
-            address,
-            is_confirmed: true,
-            is_peer: false,
-        }
+    fn new(address: IpAddr, origin: Origin) -> Self {
+        Self { address, origin }
+    }
+
+    /// Returns `false` if the address may be that of a trusted proxy.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.origin != Origin::Proxy
     }
 }
 
@@ -340,78 +349,86 @@ impl ClientIp {
     }
 
     fn find(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
-        let addresses = self.source.addresses(head.headers);
-        let mut addresses = addresses.map(|address| address.map_err(UnknownClient::Unreadable));
         match &self.trusted {
-            Trusted::Networks(networks) => {
-                let peer = peer(head)?;
-                if !networks.contain(peer) {
-                    return Ok(Client {
-                        is_peer: true,
-                        ..Client::confirmed(peer)
-                    });
-                }
-                let mut leftmost = None;
-                for address in addresses {
-                    let address = address?;
-                    if !networks.contain(address) {
-                        return Ok(Client::confirmed(address));
-                    }
-                    leftmost = Some(address);
-                }
-                match leftmost {
-                    Some(proxy) => {
-                        self.log_no_client(proxy);
-                        Ok(Client {
-                            address: proxy,
-                            is_confirmed: false,
-                            is_peer: false,
-                        })
-                    }
-                    None => self.count_as(peer),
-                }
-            }
-            Trusted::Hops(_) if self.source.is_blank(head.headers) => Err(UnknownClient::Missing),
-            Trusted::Hops(hops) => {
-                let single = matches!(self.source, ClientHeader::Single(_));
-                let hops = if single { 1 } else { usize::from(*hops) };
-                let mut nearer = addresses.by_ref().take(hops - 1);
-                nearer.try_for_each(|address| address.map(drop))?;
-                addresses
-                    .next()
-                    .unwrap_or(Err(UnknownClient::Missing))
-                    .map(Client::confirmed)
-            }
-            Trusted::AnyPeer => {
-                let mut leftmost = None;
-                for address in addresses {
-                    leftmost = Some(address?);
-                }
-                match leftmost {
-                    Some(address) => Ok(Client::confirmed(address)),
-                    None => self.count_as(peer(head)?),
-                }
-            }
+            Trusted::Networks(networks) => self.find_behind(networks, head),
+            Trusted::Hops(hops) => self.find_by_hops(*hops, head.headers),
+            Trusted::AnyPeer => self.find_leftmost(head),
         }
+    }
+
+    fn find_behind(
+        &self,
+        networks: &Networks,
+        head: &RequestHead<'_>,
+    ) -> Result<Client, UnknownClient> {
+        let peer = peer(head)?;
+        if !networks.contain(peer) {
+            return Ok(Client::new(peer, Origin::Peer));
+        }
+        let mut leftmost = None;
+        for address in self.addresses(head.headers) {
+            let address = address?;
+            if !networks.contain(address) {
+                return Ok(Client::new(address, Origin::Header));
+            }
+            leftmost = Some(address);
+        }
+        let Some(proxy) = leftmost else {
+            return self.count_as(peer);
+        };
+        self.log_no_client(proxy);
+        Ok(Client::new(proxy, Origin::Proxy))
+    }
+
+    fn find_by_hops(&self, hops: u8, headers: &HeaderMap) -> Result<Client, UnknownClient> {
+        if self.source.is_blank(headers) {
+            return Err(UnknownClient::Missing);
+        }
+        let is_single = matches!(self.source, ClientHeader::Single(_));
+        let hops = if is_single { 1 } else { usize::from(hops) };
+        let mut addresses = self.addresses(headers);
+        let mut nearer = addresses.by_ref().take(hops - 1);
+        nearer.try_for_each(|address| address.map(drop))?;
+        let address = addresses.next().unwrap_or(Err(UnknownClient::Missing))?;
+        Ok(Client::new(address, Origin::Header))
+    }
+
+    fn find_leftmost(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
+        let mut leftmost = None;
+        for address in self.addresses(head.headers) {
+            leftmost = Some(address?);
+        }
+        match leftmost {
+            Some(address) => Ok(Client::new(address, Origin::Header)),
+            None => self.count_as(peer(head)?),
+        }
+    }
+
+    /// Returns the addresses in the header, from right to left.
+    fn addresses(
+        &self,
+        headers: &HeaderMap,
+    ) -> impl Iterator<Item = Result<IpAddr, UnknownClient>> {
+        let addresses = self.source.addresses(headers);
+        addresses.map(|address| address.map_err(UnknownClient::Unreadable))
     }
 
     /// Returns the client of a trusted peer that sends no header.
     fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
-            None => Ok(Client {
-                address: peer,
-                is_confirmed: false,
-                is_peer: false,
-            }),
+            None => Ok(Client::new(peer, Origin::Proxy)),
             Some(status) => Err(UnknownClient::WithoutHeader(status)),
         }
     }
 
     #[inline]
-    fn address_source(&self) -> AddressSource<'_> {
+    fn address_source(&self, origin: Origin) -> AddressSource<'_> {
         match &self.trusted {
-            Trusted::Networks(_) => AddressSource::Networks(self.source.name().as_str()),
+            Trusted::Networks(_) if origin == Origin::Peer => {
+                AddressSource::UntrustedPeer(self.source.name().as_str())
+            }
+            Trusted::Networks(_) => AddressSource::TrustedProxies,
             Trusted::Hops(_) => AddressSource::Hops,
             Trusted::AnyPeer => AddressSource::AnyPeer,
         }
@@ -420,14 +437,14 @@ impl ClientIp {
     #[cold]
     fn error(&self, unknown: UnknownClient) -> KeyError {
         let name = self.source.name();
-        match (unknown, self.unreadable) {
-            (UnknownClient::Peer, _) => KeyError::no_peer(),
-            (UnknownClient::WithoutHeader(status), _) => {
+        match unknown {
+            UnknownClient::Peer => KeyError::no_peer(),
+            UnknownClient::WithoutHeader(status) => {
                 KeyError::unusable(status, format!("no header {name} from a trusted proxy"))
             }
-            (UnknownClient::Missing, _) => KeyError::missing(format!("client's address in {name}")),
-            (UnknownClient::Unreadable(why), policy) => {
-                let status = match policy {
+            UnknownClient::Missing => KeyError::missing(format!("client's address in {name}")),
+            UnknownClient::Unreadable(why) => {
+                let status = match self.unreadable {
                     Unreadable::Reject(status) => status,
                     Unreadable::Share => StatusCode::BAD_REQUEST,
                 };
@@ -453,25 +470,20 @@ impl ClientIp {
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        match self.find(head) {
-            Ok(client) => {
-                if client.is_confirmed {
-                    let source = self.address_source();
-                    self.check
-                        .record(client.address, client.is_peer, source, head.headers);
-                }
-                let key = masked(client.address, self.ipv4_mask, self.ipv6_mask);
-                Ok(Some(if client.is_confirmed {
-                    key
-                } else {
-                    key.of_proxy()
-                }))
-            }
+        let client = match self.find(head) {
+            Ok(client) => client,
             Err(UnknownClient::Unreadable(_)) if self.unreadable == Unreadable::Share => {
-                Ok(Some(Key::unidentified()))
+                return Ok(Some(Key::unidentified()));
             }
-            Err(unknown) => Err(self.error(unknown)),
+            Err(unknown) => return Err(self.error(unknown)),
+        };
+        let key = masked(client.address, self.ipv4_mask, self.ipv6_mask);
+        if !client.is_confirmed() {
+            return Ok(Some(key.of_proxy()));
         }
+        let source = self.address_source(client.origin);
+        self.check.record(client.address, source, head.headers);
+        Ok(Some(key))
     }
 }
 
