@@ -30,7 +30,7 @@ use crate::{
     fingerprint::FingerprintKey,
     head::RequestHead,
     headers::{HeaderPolicy, Lines, Template},
-    observe::{self, DecisionEvent, Metrics, OnDecision},
+    observe::{self, DecisionEvent, MeteredRule, Metrics, OnDecision},
     rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
     store::{Charge, Store},
     toggle::Toggle,
@@ -105,6 +105,13 @@ impl AdaptiveRule {
     }
 }
 
+fn metered(info: &RuleInfo<'_>) -> MeteredRule {
+    MeteredRule {
+        name: info.name,
+        is_chosen: info.is_chosen(),
+    }
+}
+
 /// The reason to run a request that would otherwise be rejected.
 pub(crate) enum Override {
     ReportOnly,
@@ -138,7 +145,7 @@ impl LayerConfig {
             hold: Arc::default(),
             drain: Arc::default(),
             adaptive: infos.iter().filter_map(AdaptiveRule::new).collect(),
-            metrics: Metrics::new(infos.iter().map(|info| (info.name, info.is_chosen()))),
+            metrics: Metrics::new(infos.iter().map(metered)),
             hooks: infos.iter().filter_map(RuleInfo::hook).collect(),
             secret: None,
             is_on_admin_page: false,
