@@ -372,7 +372,7 @@ where
             log_no_peer::<B>(error);
         }
         let why = self.rejection(Err(error), None, &self.settings.template);
-        Admission::Rejected(why.response(&*self.reject, head, &[], false))
+        Admission::Rejected(why.response(&*self.reject, head, &[]))
     }
 
     /// Rejects a request, which is a strike under the penalties of `striking`, unless it runs despite
@@ -437,7 +437,10 @@ where
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = why.response(&*self.reject, head, charges, settings.exposes_decision);
+        let mut response = why.response(&*self.reject, head, charges);
+        if settings.exposes_decision {
+            response.extensions_mut().insert(decision.clone());
+        }
         if let Some(wait) = retry_after.filter(|_| settings.retries.in_milliseconds) {
             response
                 .headers_mut()

@@ -729,7 +729,7 @@ where
             Ok(charges) => Explanation::look_at(&*self.store, charges)
                 .await
                 .unwrap_or_else(|error| error.never()),
-            Err(bypass) => Explanation::new(Err(bypass), true),
+            Err(bypass) => Explanation::dry_run(Err(bypass)),
         };
         explanation.secret = settings.secret;
         if !explanation.is_allowed() {
