@@ -18,7 +18,7 @@ use crate::{
     decision::{Cause, Decision},
     head::ResponseHead,
     observe,
-    rule::{LivePlan, RuleError, RuleName},
+    rule::{LivePlan, Quotas, RuleError, RuleName},
     store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt},
 };
 
@@ -113,14 +113,11 @@ impl ChargeHandle {
         charged: bool,
     ) -> Self {
         let adjusted = charges.iter().map(|_| AtomicBool::new(!charged)).collect();
-        let config = config.clone();
-        let charges = charges.into();
-        let runtime = runtime::Handle::try_current().ok();
         Self(Arc::new(OpenCharges {
-            config,
-            charges,
+            config: config.clone(),
+            charges: charges.into(),
             decision,
-            runtime,
+            runtime: runtime::Handle::try_current().ok(),
             adjusted,
         }))
     }
@@ -251,40 +248,43 @@ impl OpenCharges {
     ///
     /// `cost` maps the charged units to the new units.
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
-        let store = &self.config.store;
         self.with(|charges| {
             for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
-                let other = rule.is_some_and(|name| charge.rule.owner().as_str() != name);
-                let other = other || !self.decision.charged(charge.rule);
-                if other || adjusted.swap(true, AcqRel) {
-                    continue;
-                }
-                let before = charge.cost;
-                let after = cost(charge.cost);
-                if after < before {
-                    store.undo(&[*charge], &self.decision, Some(before - after));
-                } else if after > before {
-                    // An older quota could end the account of the current one.
-                    let mut live = self.config.live.iter();
-                    let plan = live.find(|(name, _)| *name == charge.rule);
-                    let current = plan.map(|(_, plan)| plan.quotas());
-                    let quotas = current
-                        .as_ref()
-                        .map_or(charge.quotas, |quotas| quotas.charged());
-                    let late = i64::from(after - before);
-                    let rule = charge.rule;
-                    let report = move |Ok(made): Result<Decision, Infallible>| {
-                        let cause = made.cause();
-                        if cause.is_undone() || cause == Cause::Unsupported {
-                            observe::late_charge_lost(rule);
-                        }
-                    };
-                    store
-                        .adjust(&charge.with_quotas(quotas), late)
-                        .detach(report);
+                let is_meant = rule.is_none_or(|name| charge.rule.owner().as_str() == name);
+                let is_charged = self.decision.charged(charge.rule);
+                if is_meant && is_charged && !adjusted.swap(true, AcqRel) {
+                    self.adjust_to(charge, cost(charge.cost));
                 }
             }
         });
+    }
+
+    fn adjust_to(&self, charge: &Charge<'_>, cost: u32) {
+        if cost > charge.cost {
+            self.charge_late(charge, cost - charge.cost);
+        } else if cost < charge.cost {
+            let refund = Some(charge.cost - cost);
+            self.config.store.undo(&[*charge], &self.decision, refund);
+        }
+    }
+
+    /// Charges more units under the current quotas of the rule. An older quota could end the account of the
+    /// current one.
+    fn charge_late(&self, charge: &Charge<'_>, units: u32) {
+        let rule = charge.rule;
+        let mut live = self.config.live.iter();
+        let plan = live.find(|(name, _)| *name == rule);
+        let current = plan.map(|(_, plan)| plan.quotas());
+        let quotas = current.as_ref().map_or(charge.quotas, Quotas::charged);
+        let report = move |Ok(made): Result<Decision, Infallible>| {
+            let cause = made.cause();
+            if cause.is_undone() || cause == Cause::Unsupported {
+                observe::late_charge_lost(rule);
+            }
+        };
+        let charge = charge.with_quotas(quotas);
+        let store = &self.config.store;
+        store.adjust(&charge, units.into()).detach(report);
     }
 }
 
