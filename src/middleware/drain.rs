@@ -91,12 +91,11 @@ pub(super) fn close<C>(response: &mut Response<C>) {
 
 impl Default for DrainConfig {
     fn default() -> Self {
-        let bounds = DrainBounds {
-            bytes: 64 * 1_024,
-            time: Duration::from_secs(1),
-        };
         let mut config = Self {
-            bounds,
+            bounds: DrainBounds {
+                bytes: 64 * 1_024,
+                time: Duration::from_secs(1),
+            },
             readers: Vec::new(),
         };
         config.add_boxed::<Infallible>();
@@ -105,15 +104,7 @@ impl Default for DrainConfig {
         #[cfg(feature = "tonic")]
         config.add::<tonic::body::Body>();
         #[cfg(feature = "axum")]
-        {
-            use http_body_util::Limited;
-            config.add_boxed::<axum::Error>();
-            config.add_boxed::<hyper::Error>();
-            config.add::<Limited<hyper::body::Incoming>>();
-            config.add::<Limited<axum::body::Body>>();
-            config.add::<hyper::body::Incoming>();
-            config.add::<axum::body::Body>();
-        }
+        config.add_axum();
         config
     }
 }
@@ -141,6 +132,17 @@ impl DrainConfig {
 
     fn add<B: Body + Send + 'static>(&mut self) {
         self.set_reader(|body: B| body);
+    }
+
+    #[cfg(feature = "axum")]
+    fn add_axum(&mut self) {
+        use http_body_util::Limited;
+        self.add_boxed::<axum::Error>();
+        self.add_boxed::<hyper::Error>();
+        self.add::<Limited<hyper::body::Incoming>>();
+        self.add::<Limited<axum::body::Body>>();
+        self.add::<hyper::body::Incoming>();
+        self.add::<axum::body::Body>();
     }
 
     /// Adds the boxed bodies of http-body-util with errors of the type `E`.
