@@ -5,6 +5,7 @@
 use std::any::TypeId;
 use std::{
     any::type_name,
+    marker::PhantomData,
     mem,
     pin::Pin,
     slice,
@@ -117,30 +118,10 @@ pub(super) enum Passage {
     AfterWait,
 }
 
-/// Decisions. `B` is the type of response bodies.
 impl<K, S, R> RateLimitLayer<K, S, R>
 where
     K: Rules,
-    S: Store<Error: CannotFail>,
 {
-    /// Decides on a request, or starts a store call that completes later.
-    #[inline(always)]
-    pub(super) fn admit<B: 'static>(&self, head: &RequestHead<'_>) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        if let Err(bypass) = self.settings.check_bypass(head) {
-            return self.bypass(head, bypass);
-        }
-        let one = |charge: &Charge<'_>| self.decide(head, slice::from_ref(charge));
-        let several = |all: Candidates<'_, '_>| match all.choices {
-            [] => self.decide(head, all.charges),
-            _ => self.choose(head, all),
-        };
-        self.rules
-            .with_charges(head, one, several, |bypass| self.bypass(head, bypass))
-    }
-
     /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
     pub(super) fn charges<T>(
         &self,
@@ -153,36 +134,77 @@ where
             Err(bypass) => bypassed(bypass),
         }
     }
+}
+
+/// A layer, and the head of a request that it decides on. `B` is the type of response bodies.
+pub(super) struct Gate<'a, K, S, R, B> {
+    pub(super) layer: &'a RateLimitLayer<K, S, R>,
+    pub(super) head: &'a RequestHead<'a>,
+    body: PhantomData<fn() -> B>,
+}
+
+impl<K, S, R, B> Clone for Gate<'_, K, S, R, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K, S, R, B> Copy for Gate<'_, K, S, R, B> {}
+
+impl<'a, K, S, R, B> Gate<'a, K, S, R, B>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<B>,
+    B: 'static,
+{
+    #[inline]
+    pub(super) fn new(layer: &'a RateLimitLayer<K, S, R>, head: &'a RequestHead<'a>) -> Self {
+        Self {
+            layer,
+            head,
+            body: PhantomData,
+        }
+    }
+
+    /// Decides on a request, or starts a store call that completes later.
+    #[inline(always)]
+    pub(super) fn admit(self) -> Next<B, S> {
+        if let Err(bypass) = self.layer.settings.check_bypass(self.head) {
+            return self.bypass(bypass);
+        }
+        let one = |charge: &Charge<'_>| self.decide(slice::from_ref(charge));
+        let several = |all: Candidates<'_, '_>| match all.choices {
+            [] => self.decide(all.charges),
+            _ => self.choose(all),
+        };
+        self.layer
+            .rules
+            .with_charges(self.head, one, several, |bypass| self.bypass(bypass))
+    }
 
     /// Decides on a request that has a choice between charges.
     #[inline(never)]
-    fn choose<B: 'static>(&self, head: &RequestHead<'_>, all: Candidates<'_, '_>) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        if self.settings.may_queue && all.charges.iter().any(Charge::queues) {
-            return self.decide_queueing(head, all, None);
+    fn choose(self, all: Candidates<'_, '_>) -> Next<B, S> {
+        if self.layer.settings.may_queue && all.charges.iter().any(Charge::queues) {
+            return self.decide_queueing(all, None);
         }
         let asked = Asked::now(PenaltySet::ALL, None);
-        self.attempt(head, all, Attempts::default(), asked)
+        self.attempt(all, Attempts::default(), asked)
     }
 
     /// Asks the store for one attempt after another, until one is allowed or all are denied.
     #[inline(never)]
-    pub(super) fn attempt<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
+    pub(super) fn attempt(
+        self,
         all: Candidates<'_, '_>,
         mut attempts: Attempts,
         asked: Asked<S>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        if self.cannot_hold::<B>(all.charges) {
-            return self.deny_unheld(head, all.charges);
+    ) -> Next<B, S> {
+        if self.cannot_hold(all.charges) {
+            return self.deny_unheld(all.charges);
         }
-        let store: &S = &self.store;
+        let store: &S = &self.layer.store;
         loop {
             let mut made = SmallVec::new();
             let queued = asked.queued.as_ref();
@@ -193,7 +215,7 @@ where
                 Answer::Now(ref mut decision) => {
                     let decision = decision.as_mut().unwrap_or_else(|error| error.never());
                     if !attempts.advance(all, decision) {
-                        return self.conclude_attempts(head, decision, all, &attempts, asked);
+                        return self.conclude_attempts(decision, all, &attempts, asked);
                     }
                 }
                 Answer::Later(decision) => {
@@ -205,59 +227,51 @@ where
 
     /// Returns `true` if the slots of these charges would be free before the response body ends.
     #[inline(always)]
-    fn cannot_hold<B: 'static>(&self, charges: &[Charge<'_>]) -> bool {
-        self.settings.may_hold && needs_slot(charges) && !self.settings.hold.can_hold::<B>()
+    fn cannot_hold(self, charges: &[Charge<'_>]) -> bool {
+        self.layer.settings.may_hold
+            && needs_slot(charges)
+            && !self.layer.settings.hold.can_hold::<B>()
     }
 
     /// Denies a request whose slots cannot be held, without a call.
     #[cold]
-    fn deny_unheld<B: 'static>(&self, head: &RequestHead<'_>, charges: &[Charge<'_>]) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
+    fn deny_unheld(self, charges: &[Charge<'_>]) -> Next<B, S> {
         let mut denied = Decision::deny().with_source(Source::FailedClosed);
-        self.deny_request(head, &mut denied, charges, PenaltySet::NONE)
+        self.deny_request(&mut denied, charges, PenaltySet::NONE)
     }
 
     /// Continues after the last attempt.
-    fn conclude_attempts<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
+    fn conclude_attempts(
+        self,
         decision: &mut Decision,
         all: Candidates<'_, '_>,
         attempts: &Attempts,
         asked: Asked<S>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
+    ) -> Next<B, S> {
         if !all.choices.is_empty() {
             let calls = attempts.repeats.saturating_add(1);
-            self.settings.metrics.attempted(calls);
+            self.layer.settings.metrics.attempted(calls);
         }
         let mut made = SmallVec::new();
         let charges = attempts.described(all, decision, &mut made);
-        self.conclude(head, decision, charges, asked)
+        self.conclude(decision, charges, asked)
     }
 
     /// Decides on a request whose charges must all fit.
     #[inline(always)]
-    fn decide<B: 'static>(&self, head: &RequestHead<'_>, charges: &[Charge<'_>]) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        if self.settings.may_queue && charges.iter().any(Charge::queues) {
-            return self.decide_queueing(head, charges.into(), None);
+    fn decide(self, charges: &[Charge<'_>]) -> Next<B, S> {
+        if self.layer.settings.may_queue && charges.iter().any(Charge::queues) {
+            return self.decide_queueing(charges.into(), None);
         }
-        if self.cannot_hold::<B>(charges) {
-            return self.deny_unheld(head, charges);
+        if self.cannot_hold(charges) {
+            return self.deny_unheld(charges);
         }
-        let store: &S = &self.store;
+        let store: &S = &self.layer.store;
         let asked = Asked::now(PenaltySet::ALL, None);
         match store.take(charges) {
             Answer::Now(ref mut decision) => {
                 let decision = decision.as_mut().unwrap_or_else(|error| error.never());
-                self.conclude(head, decision, charges, asked)
+                self.conclude(decision, charges, asked)
             }
             Answer::Later(decision) => {
                 PendingCharge::step(decision, charges.into(), Attempts::default(), asked)
@@ -266,15 +280,11 @@ where
     }
 
     /// Continues a request after a store call.
-    pub(super) fn resume<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
+    pub(super) fn resume(
+        self,
         pending: Pin<&mut PendingCharge<S>>,
         cx: &mut Context<'_>,
-    ) -> Poll<Next<B, S>>
-    where
-        R: Reject<B>,
-    {
+    ) -> Poll<Next<B, S>> {
         let pending = pending.project();
         let mut answer = ready!(pending.decision.poll(cx));
         let decision = answer.as_mut().unwrap_or_else(|error| error.never());
@@ -285,129 +295,112 @@ where
         };
         Poll::Ready(pending.charges.with(|all| {
             if attempts.advance(all, decision) {
-                return self.attempt(head, all, attempts, asked);
+                return self.attempt(all, attempts, asked);
             }
-            self.conclude_attempts(head, decision, all, &attempts, asked)
+            self.conclude_attempts(decision, all, &attempts, asked)
         }))
     }
 
     /// Continues after the decision that is final.
     #[inline(always)]
-    fn conclude<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
+    fn conclude(
+        self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         asked: Asked<S>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
+    ) -> Next<B, S> {
         if let Some(started) = asked.at {
-            self.settings.metrics.answered(decision, started);
+            self.layer.settings.metrics.answered(decision, started);
         }
         if !decision.is_allowed() {
-            return self.conclude_denial(head, decision, charges, asked);
+            return self.conclude_denial(decision, charges, asked);
         }
         if decision.wait > 0 {
-            return self.wait_for_turn(head, decision, charges, asked.queued);
+            return self.wait_for_turn(decision, charges, asked.queued);
         }
-        let passage = match asked.queued {
-            Some(queued) if queued.has_waited => Passage::AfterWait,
-            _ => Passage::AtOnce,
+        let has_waited = asked.queued.is_some_and(|queued| queued.has_waited);
+        let passage = if has_waited {
+            Passage::AfterWait
+        } else {
+            Passage::AtOnce
         };
-        self.run_request(head, decision, charges, None, passage)
+        self.run_request(decision, charges, None, passage)
     }
 
     /// Denies a request, unless it may wait for a slot.
     #[inline(always)]
-    fn conclude_denial<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
+    fn conclude_denial(
+        self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         asked: Asked<S>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        self.settings.mark_overload(decision, charges);
+    ) -> Next<B, S> {
+        self.layer.settings.mark_overload(decision, charges);
         let Some(queued) = asked.queued else {
-            return self.deny_request(head, decision, charges, asked.striking);
+            return self.deny_request(decision, charges, asked.striking);
         };
         if let Some(queued) = self.wait_for_slot(queued, decision, charges) {
             return Admission::Waiting(queued);
         }
-        let striking = self.settings.penalties_after_wait();
-        self.deny_request(head, decision, charges, striking)
+        let striking = self.layer.settings.penalties_after_wait();
+        self.deny_request(decision, charges, striking)
     }
 
     /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
-    pub(super) fn bypass<B: 'static>(&self, head: &RequestHead<'_>, bypass: Bypass) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
+    pub(super) fn bypass(self, bypass: Bypass) -> Next<B, S> {
         match bypass {
-            Bypass::Exempt(_) => self.settings.record_exempt(),
-            Bypass::Rejected(error) if self.settings.report_only.is_on() => {
-                self.notify(head, Err(&error), Passage::AtOnce, &[]);
+            Bypass::Exempt(_) => self.layer.settings.record_exempt(),
+            Bypass::Rejected(error) if self.layer.settings.report_only.is_on() => {
+                self.notify(Err(&error), Passage::AtOnce, &[]);
             }
-            Bypass::Rejected(error) => return self.reject_unkeyed(head, &error),
+            Bypass::Rejected(error) => return self.reject_unkeyed(&error),
         }
-        match ResponseContext::uncharged(&self.settings) {
+        match ResponseContext::uncharged(&self.layer.settings) {
             Some(context) => Admission::Extended(context),
             None => Admission::Admitted(None),
         }
     }
 
     /// Rejects a request without a usable key, or on a deny list.
-    fn reject_unkeyed<B: 'static>(&self, head: &RequestHead<'_>, error: &KeyError) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        self.notify(head, Err(error), Passage::Rejected, &[]);
+    fn reject_unkeyed(self, error: &KeyError) -> Next<B, S> {
+        self.notify(Err(error), Passage::Rejected, &[]);
         if error.is_no_peer() {
             log_no_peer::<B>(error);
         }
-        let why = self.rejection(Err(error), None, &self.settings.template);
-        Admission::Rejected(why.response(&*self.reject, head, &[]))
+        let why = self.rejection(Err(error), None, &self.layer.settings.template);
+        Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]))
     }
 
     /// Rejects a request, which is a strike under the penalties of `striking`, unless it runs despite
     /// the denial.
-    pub(super) fn deny_request<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
+    pub(super) fn deny_request(
+        self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         striking: PenaltySet,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        let settings = &self.settings;
+    ) -> Next<B, S> {
+        let settings = &self.layer.settings;
         if let Some(reason) = settings.override_denial(Some(decision)) {
-            return self.run_despite_denial(head, decision, charges, reason);
+            return self.run_despite_denial(decision, charges, reason);
         }
         settings.charging.record_hit();
         if settings.is_observed() {
-            self.notify(head, Ok(decision), Passage::Rejected, charges);
+            self.notify(Ok(decision), Passage::Rejected, charges);
         }
         for penalty in settings.penalties(striking) {
             penalty.count_denial(decision, charges);
         }
-        Admission::Rejected(self.denial(head, decision, charges))
+        Admission::Rejected(self.denial(decision, charges))
     }
 
-    fn run_despite_denial<P>(
-        &self,
-        head: &RequestHead<'_>,
+    fn run_despite_denial(
+        self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         reason: Override,
-    ) -> Admission<P, S> {
+    ) -> Next<B, S> {
         let in_flight = match reason {
             Override::ReportOnly => None,
             Override::Overcommit(in_flight) => {
@@ -416,28 +409,21 @@ where
                 Some(in_flight)
             }
         };
-        self.run_request(head, decision, charges, in_flight, Passage::AtOnce)
+        self.run_request(decision, charges, in_flight, Passage::AtOnce)
     }
 
     /// Returns the response to a denied request.
     #[inline(always)]
-    fn denial<B>(
-        &self,
-        head: &RequestHead<'_>,
-        decision: &Decision,
-        charges: &[Charge<'_>],
-    ) -> Response<B>
-    where
-        R: Reject<B>,
-    {
-        let settings = &self.settings;
-        let retry_after = settings
-            .retries
-            .wait(settings.queue_bounds, head, decision, charges);
+    fn denial(self, decision: &Decision, charges: &[Charge<'_>]) -> Response<B> {
+        let settings = &self.layer.settings;
+        let retry_after =
+            settings
+                .retries
+                .wait(settings.queue_bounds, self.head, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = why.response(&*self.reject, head, charges);
+        let mut response = why.response(&*self.layer.reject, self.head, charges);
         if settings.exposes_decision {
             response.extensions_mut().insert(decision.clone());
         }
@@ -452,17 +438,16 @@ where
 
     /// Lets a request run.
     #[inline(always)]
-    pub(super) fn run_request<P>(
-        &self,
-        head: &RequestHead<'_>,
+    pub(super) fn run_request(
+        self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
         passage: Passage,
-    ) -> Admission<P, S> {
-        let settings = &self.settings;
+    ) -> Next<B, S> {
+        let settings = &self.layer.settings;
         if settings.is_observed() {
-            self.notify(head, Ok(decision), passage, charges);
+            self.notify(Ok(decision), passage, charges);
         }
         let lines = settings.template.lines(charges, decision);
         if settings.has_context || decision.slot.is_some() || settings.nesting.sample() {
@@ -472,21 +457,26 @@ where
         Admission::Admitted(lines)
     }
 
-    fn rejection<'a>(
-        &'a self,
+    fn rejection(
+        self,
         cause: Result<&'a Decision, &'a KeyError>,
         retry_after: Option<Duration>,
         template: &'a Template,
     ) -> Rejection<'a> {
-        let secret = self.settings.secret.as_ref();
-        Rejection::new(cause, retry_after, template, Some(&*self.rules), secret)
+        let secret = self.layer.settings.secret.as_ref();
+        Rejection::new(
+            cause,
+            retry_after,
+            template,
+            Some(&*self.layer.rules),
+            secret,
+        )
     }
 
     /// Calls the hooks.
     #[inline(never)]
     fn notify(
-        &self,
-        head: &RequestHead<'_>,
+        self,
         decision: Result<&Decision, &KeyError>,
         passage: Passage,
         charges: &[Charge<'_>],
@@ -499,13 +489,13 @@ where
                 cost: charge.cost,
             })
         };
-        self.settings.notify(&DecisionEvent {
-            head,
+        self.layer.settings.notify(&DecisionEvent {
+            head: self.head,
             decision,
             is_admitted: passage != Passage::Rejected,
             is_delayed: passage == Passage::AfterWait,
             charged,
-            secret: self.settings.secret.as_ref(),
+            secret: self.layer.settings.secret.as_ref(),
         });
     }
 }

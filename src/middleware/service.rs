@@ -13,7 +13,7 @@ use tower::{Layer, Service};
 
 use super::{
     RateLimitLayer,
-    admission::Admission,
+    admission::{Admission, Gate},
     config::ResponseContext,
     drain::{self, DrainConfig, Draining, Rest},
 };
@@ -91,7 +91,7 @@ where
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let readiness = Readiness(&mut self.inner);
-        let admission = self.layer.admit(&RequestHead::from(&request));
+        let admission = Gate::new(&self.layer, &RequestHead::from(&request)).admit();
         mem::forget(readiness);
         match admission {
             Admission::Admitted(lines) => ResponseFuture {
@@ -356,9 +356,10 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
         let head = RequestHead::from(&self.request);
+        let gate = Gate::new(&self.layer, &head);
         let runs = match &mut self.step {
             Admission::Deciding(pending) => {
-                return self.layer.resume(&head, pending.as_mut(), cx).map(Ok);
+                return gate.resume(pending.as_mut(), cx).map(Ok);
             }
             Admission::Waiting(queued) => {
                 ready!(queued.poll_wait(cx));
@@ -372,7 +373,7 @@ where
         }
         Poll::Ready(Ok(
             match mem::replace(&mut self.step, Admission::Admitted(None)) {
-                Admission::Waiting(queued) => self.layer.end_wait(&head, queued),
+                Admission::Waiting(queued) => gate.end_wait(queued),
                 step => step,
             },
         ))
