@@ -5,14 +5,14 @@ use std::{
     net::IpAddr,
     panic::Location,
     slice,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
 use http::{Extensions, HeaderMap};
 use parking_lot::Mutex;
 
 use crate::{
-    log::{is_received, warn},
+    log::{is_received, log_once, warn},
     name::RuleName,
 };
 
@@ -38,11 +38,7 @@ pub(crate) fn count_and_is_last(requests: &AtomicU32) -> bool {
 /// Warns about the first type of response bodies that can neither be filled nor hold a slot.
 #[cold]
 pub(crate) fn warn_of_response_body<B>() {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "unknown_response_body",
         "responses have bodies of the type {}, which the limiter does not know: rejections are empty, \
@@ -50,7 +46,7 @@ pub(crate) fn warn_of_response_body<B>() {
          limiter (in axum, by a .layer(..) of its own), or call \
          RateLimitLayer::reject(TooManyRequests::new().with_body(..)) and hold_with (logged once)",
         type_name::<B>()
-    );
+    ));
 }
 
 /// Headers in which proxies send the address of the client.
@@ -159,10 +155,9 @@ impl ClientCheck {
         let is_over = count_and_is_last(&self.requests);
         let lead = majority.lead;
         drop(majority);
-        // Logged once per process, because an application may have many extractors.
-        static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-        if is_over && lead >= NEARLY_ALL && !IS_LOGGED.swap(true, Relaxed) {
-            warn_of_one_client(client, source);
+        if is_over && lead >= NEARLY_ALL {
+            // Once per process, because an application may have many extractors.
+            log_once!(warn_of_one_client(client, source));
         }
     }
 }
@@ -252,17 +247,13 @@ pub(crate) fn warn_of_no_charge() {
 /// Warns about the first response with CORS fields from the inside of the limiter.
 #[cold]
 pub(crate) fn warn_of_inner_cors() {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "cors_inside",
         "a response from the inside of the limiter has access-control-allow-origin, which denials of the \
          limiter lack, so that browsers hide them from scripts: add the CORS layer outside of the limiter, \
          in axum after it (logged once)"
-    );
+    ));
 }
 
 /// A check that no two layers around each other count a request by one rule.
@@ -334,16 +325,12 @@ impl NestingCheck {
 }
 
 fn warn_of_second_count(rule: RuleName) {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "request_counted_twice",
         "a request passed two layers with the rule {rule} of one store, which counts it twice: remove one \
          of the layers, or give their rules different names (logged once)"
-    );
+    ));
 }
 
 /// Warns about two lines of code that build layers on one store without a name for their rules.
@@ -352,48 +339,36 @@ pub(crate) fn warn_of_shared_default(
     first: &'static Location<'static>,
     second: &'static Location<'static>,
 ) {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "default_rule_shared",
         "the layers of {first} and {second} have one store and the rule name `default`, so they share \
          the accounts of their keys: give one a name, RateLimitLayer::rules(Rule::new(\"other\", key, \
          quota), store), or clone one layer to share its limit (logged once)"
-    );
+    ));
 }
 
 /// Warns about a key that has as many spellings as a client likes.
 #[cold]
 pub(crate) fn warn_of_authorization() {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "authorization_as_header_key",
         "HeaderKey reads authorization, so one token has an account for each spelling of its scheme and \
          spaces; use key::BearerKey (logged once)"
-    );
+    ));
 }
 
 /// Warns about the first upgraded response that held slots, which are free from then on.
 #[cold]
 pub(crate) fn warn_of_upgrade() {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "slot_ends_at_upgrade",
         "a response switches protocols, as for a WebSocket, and its slots end with it, so the quota does \
          not limit open connections: call RateLimitLayer::expose_slot, and move the Slot into the task \
          of the connection (logged once)"
-    );
+    ));
 }
 
 /// Returns `true` for an address that is not reachable from the internet.

@@ -10,10 +10,7 @@ use std::{
     future::poll_fn,
     io,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -31,7 +28,7 @@ use http_body_util::{
 use tokio::{runtime::Handle, time::timeout};
 use tower::BoxError;
 
-use crate::log::warn;
+use crate::log::{log_once, warn};
 
 /// The longest time for which a layer may read a body.
 const MAX_TIME: Duration = Duration::from_secs(60);
@@ -247,14 +244,11 @@ async fn read_to_end(body: impl Body, most: u64) -> bool {
 
 /// Logs the first type of body that the layer cannot read.
 fn warn_of_unknown_body(name: &str) {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if !IS_LOGGED.swap(true, Relaxed) {
-        warn!(
+    log_once!(warn!(
             target: "tower_sluice::lint",
             lint = "unread_body",
             "a rejected request has a body of the type {name}, which the layer cannot read, so its \
              connection is closed, and a proxy may answer 502 instead; call \
              RateLimitLayer::drain_with (logged once)"
-        );
-    }
+    ));
 }

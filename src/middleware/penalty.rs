@@ -6,7 +6,7 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     slice,
-    sync::{Arc, Once},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,7 +19,7 @@ use crate::{
     decision::Decision,
     head::ResponseHead,
     key::Key,
-    log::{LogCount, LogLimit, info, warn},
+    log::{LogCount, LogLimit, info, log_once, warn},
     quota::Quota,
     rule::{RuleError, RuleInfo, RuleName},
     store::{self, BlockError, Charge, DynStore, OwnedCharges, StoreExt, literal, nanos},
@@ -522,15 +522,12 @@ impl BlockReport {
 
 /// Warns once per process.
 fn warn_of_chosen_key(rule: RuleName) {
-    static WARNED: Once = Once::new();
-    WARNED.call_once(|| {
-        warn!(
+    log_once!(warn!(
             target: "tower_sluice::lint",
             lint = "penalty_of_chosen_key",
             "rule {rule} blocks a key that is no address: if clients may choose it, they can have the keys \
              of others blocked; use a key that was verified"
-        );
-    });
+    ));
 }
 
 /// A request whose response may be a strike.

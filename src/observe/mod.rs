@@ -7,10 +7,7 @@ mod counters;
 #[cfg(feature = "metrics")]
 mod metered;
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-};
+use std::fmt;
 
 #[cfg(feature = "tracing")]
 use tracing::{Level, Span, field::display, level_filters::LevelFilter};
@@ -24,7 +21,7 @@ use crate::{
     fingerprint::{Fingerprint, FingerprintKey},
     head::RequestHead,
     key::{Key, KeyError},
-    log::warn,
+    log::{log_once, warn},
     name::RuleName,
     quota::Quota,
 };
@@ -224,27 +221,21 @@ pub(crate) fn has_subscriber() -> bool {
 
 /// Logs the first charge that was cut at `max_debt`.
 pub(crate) fn late_charge_cut(quota: &Quota) {
-    static LOGGED: AtomicBool = AtomicBool::new(false);
-    if !LOGGED.swap(true, Relaxed) {
-        let limit = quota.limit();
-        let debt = quota.max_debt_units();
-        warn!(
-            "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
-             charged already, and the excess is dropped; reserve more, or raise \
-             Quota::with_max_debt (logged once)"
-        );
-    }
+    let limit = quota.limit();
+    let debt = quota.max_debt_units();
+    log_once!(warn!(
+        "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
+         charged already, and the excess is dropped; reserve more, or raise Quota::with_max_debt \
+         (logged once)"
+    ));
 }
 
 /// Logs the first late charge that the store did not make.
 pub(crate) fn late_charge_lost(rule: RuleName) {
-    static LOGGED: AtomicBool = AtomicBool::new(false);
-    if !LOGGED.swap(true, Relaxed) {
-        warn!(
-            "a late charge of rule {rule} has no effect: the store failed, or does not support late \
-             charges; reserve the highest cost instead (logged once)"
-        );
-    }
+    log_once!(warn!(
+        "a late charge of rule {rule} has no effect: the store failed, or does not support late \
+         charges; reserve the highest cost instead (logged once)"
+    ));
 }
 
 /// Fills the `ratelimit.*` fields of the current span, and logs denials.
