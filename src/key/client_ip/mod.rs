@@ -3,10 +3,7 @@
 mod entries;
 mod header;
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{net::IpAddr, sync::Arc};
 
 use http::{HeaderMap, HeaderName, StatusCode};
 
@@ -14,11 +11,11 @@ use self::{entries::HeaderFault, header::ClientHeader};
 use super::{
     Key, KeyError, KeyExtractor, RequestHead, check_status,
     network::{NetworkError, Networks},
-    peer_ip::{IPV4_MASK, IPV6_MASK, ipv4_mask, ipv6_mask, masked, peer_address},
+    peer_ip::{Masks, ipv4_mask, ipv6_mask, peer_address},
 };
 use crate::{
     advice::{AddressSource, ClientCheck},
-    log::warn,
+    log::{log_once, warn},
 };
 
 /// The maximum number of entries that are read from a header.
@@ -95,8 +92,7 @@ const MAX_HOPS: u8 = 32;
 pub struct ClientIp {
     trusted: Trusted,
     source: ClientHeader,
-    ipv4_mask: Ipv4Addr,
-    ipv6_mask: Ipv6Addr,
+    masks: Masks,
     unreadable: Unreadable,
     /// The status of a request that a trusted proxy sends without the header.
     without_header: Option<StatusCode>,
@@ -211,8 +207,7 @@ impl ClientIp {
         Self {
             trusted,
             source: ClientHeader::XForwardedFor,
-            ipv4_mask: IPV4_MASK,
-            ipv6_mask: IPV6_MASK,
+            masks: Masks::DEFAULT,
             unreadable: Unreadable::Reject(StatusCode::BAD_REQUEST),
             without_header: None,
             check: Arc::default(),
@@ -263,11 +258,9 @@ impl ClientIp {
     ///
     /// Panics if `bits` is outside 1 to 32.
     #[track_caller]
-    pub fn ipv4_prefix(self, bits: u8) -> Self {
-        Self {
-            ipv4_mask: ipv4_mask(bits),
-            ..self
-        }
+    pub fn ipv4_prefix(mut self, bits: u8) -> Self {
+        self.masks.v4 = ipv4_mask(bits);
+        self
     }
 
     /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
@@ -276,11 +269,9 @@ impl ClientIp {
     ///
     /// Panics if `bits` is outside 1 to 128.
     #[track_caller]
-    pub fn ipv6_prefix(self, bits: u8) -> Self {
-        Self {
-            ipv6_mask: ipv6_mask(bits),
-            ..self
-        }
+    pub fn ipv6_prefix(mut self, bits: u8) -> Self {
+        self.masks.v6 = ipv6_mask(bits);
+        self
     }
 
     /// Sets the policy for a request with an unreadable header.
@@ -455,16 +446,13 @@ impl ClientIp {
 
     /// Logs once that a trusted proxy sent a request without a client address.
     fn log_no_client(&self, proxy: IpAddr) {
-        static LOGGED: std::sync::Once = std::sync::Once::new();
-        LOGGED.call_once(|| {
-            let name = self.source.name();
-            warn!(
-                "a request from a trusted proxy names no client in {name}, and the last known \
+        let name = self.source.name();
+        log_once!(warn!(
+            "a request from a trusted proxy names no client in {name}, and the last known \
                  address is the proxy {proxy}: for a probe, exempt its path; otherwise let the \
                  outermost proxy set the header, and trust only the networks of the proxies; \
                  ClientIp::reject_without_header can reject requests without the header"
-            );
-        });
+        ));
     }
 }
 
@@ -477,7 +465,7 @@ impl KeyExtractor for ClientIp {
             }
             Err(unknown) => return Err(self.error(unknown)),
         };
-        let key = masked(client.address, self.ipv4_mask, self.ipv6_mask);
+        let key = self.masks.key(client.address);
         if !client.is_confirmed() {
             return Ok(Some(key.of_proxy()));
         }
