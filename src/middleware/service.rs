@@ -116,33 +116,9 @@ where
                     state: State::rejected(drain, request, response),
                 }
             }
-            step @ (Admission::Waiting(_) | Admission::Deciding(_)) => self.park(request, step),
-        }
-    }
-}
-
-impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
-    /// Keeps a request that does not run yet, with the service that is ready for it.
-    fn park<B, C>(
-        &mut self,
-        request: Request<B>,
-        step: Admission<Response<C>, S>,
-    ) -> ResponseFuture<I, K, S, R, B>
-    where
-        I: Service<Request<B>, Response = Response<C>>,
-        S: Store,
-        B: 'static,
-    {
-        let clone = self.inner.clone();
-        let parked = Box::new(Parked {
-            inner: mem::replace(&mut self.inner, clone),
-            is_ready: true,
-            layer: self.layer.clone(),
-            request,
-            step,
-        });
-        ResponseFuture {
-            state: parked.into_state(),
+            step @ (Admission::Waiting(_) | Admission::Deciding(_)) => ResponseFuture {
+                state: Parked::new(self, request, step).into_state(),
+            },
         }
     }
 }
@@ -307,9 +283,28 @@ where
 impl<I, K, S, R, B, C> Parked<I, K, S, R, B>
 where
     I: Service<Request<B>, Response = Response<C>> + Clone,
-    S: Store,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<C>,
     B: 'static,
+    C: 'static,
 {
+    /// Takes the ready service for a request that does not run yet.
+    fn new(
+        service: &mut RateLimit<I, K, S, R>,
+        request: Request<B>,
+        step: Admission<Response<C>, S>,
+    ) -> Box<Self> {
+        let clone = service.inner.clone();
+        Box::new(Self {
+            inner: mem::replace(&mut service.inner, clone),
+            is_ready: true,
+            layer: service.layer.clone(),
+            request,
+            step,
+        })
+    }
+
     /// Returns the state that begins with the current step.
     ///
     /// A rejection drops the ready service, which releases any permit of a concurrency limit, before
@@ -340,16 +335,7 @@ where
         }
         State::Parked { parked: Some(self) }
     }
-}
 
-impl<I, K, S, R, B, C> Parked<I, K, S, R, B>
-where
-    I: Service<Request<B>, Response = Response<C>>,
-    K: Rules,
-    S: Store<Error: CannotFail>,
-    R: Reject<C>,
-    C: 'static,
-{
     /// Returns the next step once the current step is complete.
     fn poll_step(
         &mut self,
