@@ -153,7 +153,9 @@ pub(crate) fn check_and_register<S: Store>(
     let is_limiting = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|quotas| !quotas.is_empty());
     let limiting: Vec<_> = infos.iter().filter(is_limiting).collect();
     for (at, info) in limiting.iter().enumerate() {
-        check_name(info, &limiting[..at])?;
+        if limiting[..at].iter().any(|other| other.name == info.name) {
+            return Err(RuleError::SameName(info.name));
+        }
         check_quotas(info)?;
         check_cost(info, &limiting)?;
     }
@@ -177,13 +179,6 @@ pub(crate) fn check_and_register<S: Store>(
     store
         .register(&checked.fixed)
         .map_err(RuleError::Unsupported)
-}
-
-fn check_name(info: &RuleInfo<'_>, earlier: &[&RuleInfo<'_>]) -> Result<(), RuleError> {
-    if earlier.iter().any(|earlier| earlier.name == info.name) {
-        return Err(RuleError::SameName(info.name));
-    }
-    Ok(())
 }
 
 fn check_quotas(info: &RuleInfo<'_>) -> Result<(), RuleError> {
