@@ -125,13 +125,7 @@ fn append_choice(all: Candidates<'_, '_>, before: Candidates<'_, '_>, then: &mut
     let start = before.charges.len();
     let own = &all.charges[start..];
     if own.iter().any(is_unlimited) {
-        // A block holds without quotas, too.
-        let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
-        charges.extend(own.iter().filter(|charge| is_unlimited(charge)).copied());
-        return then(Candidates {
-            charges: &charges,
-            ..before
-        });
+        return append_unlimited(own, before, then);
     }
     let mut choices: SmallVec<[_; 2]> = before.choices.into();
     if own.len() > 1 {
@@ -153,6 +147,16 @@ fn append_choice(all: Candidates<'_, '_>, before: Candidates<'_, '_>, then: &mut
     then(Candidates {
         charges: &charges,
         ..all
+    });
+}
+
+/// Calls `then` with the charges in `before`, followed by those without quotas. A block holds for these, too.
+fn append_unlimited(own: &[Charge<'_>], before: Candidates<'_, '_>, then: &mut Then<'_>) {
+    let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
+    charges.extend(own.iter().filter(|charge| is_unlimited(charge)).copied());
+    then(Candidates {
+        charges: &charges,
+        ..before
     });
 }
 

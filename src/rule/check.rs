@@ -165,20 +165,7 @@ pub(crate) fn check_and_register<S: Store>(
     let key = Key::everyone();
     let live = limiting.iter().map(|info| info.live.map(LivePlan::quotas));
     let live: Vec<_> = live.collect();
-    let checked = checked_charges(&limiting, &live, &key)?;
-    let all = Candidates {
-        charges: &checked.charges,
-        choices: &checked.choices,
-    };
-    for charges in all.attempts() {
-        store.supports(&charges).map_err(RuleError::Unsupported)?;
-    }
-    if checked.fixed.is_empty() {
-        return Ok(());
-    }
-    store
-        .register(&checked.fixed)
-        .map_err(RuleError::Unsupported)
+    checked_charges(&limiting, &live, &key)?.register(store)
 }
 
 fn check_quotas(info: &RuleInfo<'_>) -> Result<(), RuleError> {
@@ -224,6 +211,21 @@ struct CheckedCharges<'a> {
 }
 
 impl<'a> CheckedCharges<'a> {
+    /// Asks the store if it supports the charges, and registers those with fixed quotas.
+    fn register<S: Store>(&self, store: &S) -> Result<(), RuleError> {
+        let all = Candidates {
+            charges: &self.charges,
+            choices: &self.choices,
+        };
+        for charges in all.attempts() {
+            store.supports(&charges).map_err(RuleError::Unsupported)?;
+        }
+        if self.fixed.is_empty() {
+            return Ok(());
+        }
+        store.register(&self.fixed).map_err(RuleError::Unsupported)
+    }
+
     /// Adds the charge of a rule. It may continue the choice of the rule before.
     fn add(&mut self, info: &RuleInfo<'_>, charge: Charge<'a>, before: Option<&RuleInfo<'_>>) {
         let at = self.charges.len();
