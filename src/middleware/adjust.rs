@@ -18,7 +18,7 @@ use crate::{
     decision::{Cause, Decision},
     head::ResponseHead,
     observe,
-    rule::{LivePlan, Quotas, RuleError, RuleName},
+    rule::{LivePlan, Quotas, RuleError, RuleInfo, RuleName},
     store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt},
 };
 
@@ -90,14 +90,34 @@ struct OpenCharges {
 /// Settings for the adjustment of charges.
 #[derive(Clone)]
 pub(crate) struct AdjustConfig {
-    pub(crate) store: Arc<DynStore<Infallible>>,
-    /// The names of all rules of the layer.
-    pub(crate) rules: Arc<[RuleName]>,
-    /// The plans of the rules whose quotas can be replaced.
-    pub(crate) live: Arc<[(RuleName, LivePlan)]>,
+    store: Arc<DynStore<Infallible>>,
+    /// All rules of the layer.
+    rules: Arc<[AdjustableRule]>,
     /// The adjustment of a charge that nobody adjusts, if handlers get a handle.
     pub(crate) exposed: Option<Adjustment>,
     pub(crate) classify: Option<Classify>,
+}
+
+struct AdjustableRule {
+    name: RuleName,
+    /// The plan, if its quotas can be replaced.
+    live: Option<LivePlan>,
+}
+
+impl AdjustConfig {
+    /// Creates the settings of a layer that adjusts nothing yet.
+    pub(super) fn new(infos: &[RuleInfo<'_>], store: Arc<DynStore<Infallible>>) -> Self {
+        let rules = infos.iter().map(|info| AdjustableRule {
+            name: info.name,
+            live: info.live.cloned(),
+        });
+        Self {
+            store,
+            rules: rules.collect(),
+            exposed: None,
+            classify: None,
+        }
+    }
 }
 
 pub(crate) type Classify = Arc<dyn Fn(&ResponseHead<'_>) -> Adjustment + Send + Sync>;
@@ -148,11 +168,11 @@ impl ChargeHandle {
     ///
     /// Fails if the layer has no rule of this name. The error lists the rules of the layer.
     pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), RuleError> {
-        let rules = &self.0.config.rules;
-        if !rules.iter().any(|rule| rule.as_str() == name) {
+        let names = self.0.config.rules.iter().map(|rule| rule.name);
+        if !names.clone().any(|rule| rule.as_str() == name) {
             return Err(RuleError::Unknown {
                 name: name.into(),
-                known: rules.clone(),
+                known: names.collect(),
             });
         }
         self.0.adjust(Some(name), |_| units);
@@ -272,9 +292,10 @@ impl OpenCharges {
     /// current one.
     fn charge_late(&self, charge: &Charge<'_>, units: u32) {
         let rule = charge.rule;
-        let mut live = self.config.live.iter();
-        let plan = live.find(|(name, _)| *name == rule);
-        let current = plan.map(|(_, plan)| plan.quotas());
+        let mut rules = self.config.rules.iter();
+        let live = rules.find(|known| known.name == rule);
+        let live = live.and_then(|known| known.live.as_ref());
+        let current = live.map(LivePlan::quotas);
         let quotas = current.as_ref().map_or(charge.quotas, Quotas::charged);
         let report = move |Ok(made): Result<Decision, Infallible>| {
             let cause = made.cause();

@@ -31,8 +31,8 @@ use crate::{
     head::RequestHead,
     headers::{HeaderPolicy, Lines, Template},
     observe::{self, DecisionEvent, MeteredRule, Metrics, OnDecision},
-    rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
-    store::{Charge, Store},
+    rule::{Bypass, Candidates, Controller, Measurement, OwnedCandidates, RuleInfo, RuleName},
+    store::{Charge, Store, without_queueing},
     toggle::Toggle,
 };
 
@@ -118,6 +118,16 @@ pub(crate) enum Override {
     Overcommit(InFlight),
 }
 
+impl Override {
+    /// Returns the reason for an explanation.
+    pub(super) fn text(&self) -> &'static str {
+        match self {
+            Self::ReportOnly => "the layer only reports",
+            Self::Overcommit(_) => "the layer overcommits, and there is capacity",
+        }
+    }
+}
+
 impl LayerConfig {
     /// Creates the default settings for these rules, on a store with these accounts.
     pub(crate) fn new(infos: &[RuleInfo<'_>], accounts: Option<usize>) -> Self {
@@ -198,13 +208,22 @@ impl LayerConfig {
 
     /// Returns `true` if a request cannot wait although a rule lets it: the layer is report-only, the
     /// request needs several slots, or the queue is full or closed.
-    pub(crate) fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
+    fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
         if !charges.iter().any(Charge::queues) {
             return false;
         }
         self.report_only.is_on()
             || charges.iter().any(Charge::takes_several_slots)
             || self.queue.is_full(charges, self.queue_bounds)
+    }
+
+    /// Returns a copy of the charges that a request would be decided by now.
+    pub(super) fn owned_now(&self, all: Candidates<'_, '_>) -> OwnedCandidates {
+        if !self.must_not_queue(all.charges) {
+            return all.into();
+        }
+        let charges = &without_queueing(all.charges);
+        Candidates { charges, ..all }.into()
     }
 
     /// Returns a reason to run a request that would otherwise be rejected, or `None` to reject it.
