@@ -262,11 +262,9 @@ fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
     let mut reports = Vec::new();
     for (at, outcome) in decision.outcomes().iter().enumerate() {
         // Several charges may have the same rule.
-        let found = all
-            .clone()
-            .nth(at)
-            .filter(|charged| is_of(outcome, charged));
-        let found = found.or_else(|| all.clone().find(|charged| is_of(outcome, charged)));
+        let same = all.clone().skip(at).take(1);
+        let mut charged = same.chain(all.clone());
+        let found = charged.find(|charged| is_of(outcome, charged));
         reports.push(QuotaReport {
             outcome: *outcome,
             quota: found.map(|charged| *charged.quota),
@@ -296,12 +294,13 @@ impl fmt::Display for Explanation {
         let Ok(decision) = &self.decision else {
             return Ok(());
         };
-        self.quota_reports.iter().try_for_each(|report| {
+        for report in &self.quota_reports {
             self.write_charge(f, report)?;
             write_state(f, &report.outcome)?;
-            write_denial(f, &report.outcome, decision.is_allowed())?;
-            writeln!(f)
-        })
+            write_denial(f, &report.outcome, decision)?;
+            writeln!(f)?;
+        }
+        Ok(())
     }
 }
 
@@ -371,11 +370,11 @@ fn write_state(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt::Result {
     times.try_for_each(|(what, time)| write!(f, ", {what} in {time:?}"))
 }
 
-fn write_denial(f: &mut fmt::Formatter<'_>, outcome: &Outcome, is_allowed: bool) -> fmt::Result {
+fn write_denial(f: &mut fmt::Formatter<'_>, outcome: &Outcome, decision: &Decision) -> fmt::Result {
     if !outcome.is_denied() {
         return Ok(());
     }
-    f.write_str(if is_allowed {
+    f.write_str(if decision.is_allowed() {
         "; would be denied"
     } else {
         "; denied"

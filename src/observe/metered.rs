@@ -181,20 +181,16 @@ impl RuleMetrics {
             return;
         }
         let known = self.quotas.load(Relaxed);
-        let mut hash = 1;
-        for quota in quotas {
-            hash = mix(mix(hash, quota.period_nanos()), quota.limit().into());
-        }
+        let hash = quotas.iter().fold(1, |hash, quota| {
+            mix(mix(hash, quota.period_nanos()), quota.limit().into())
+        });
         if known == hash {
             return;
         }
         self.replace_gauges(quotas);
         // Another thread has set the gauges meanwhile, maybe from an older plan.
-        if self
-            .quotas
-            .compare_exchange(known, hash, Relaxed, Relaxed)
-            .is_err()
-        {
+        let swapped = self.quotas.compare_exchange(known, hash, Relaxed, Relaxed);
+        if swapped.is_err() {
             self.quotas.store(0, Relaxed);
         }
     }
