@@ -560,14 +560,16 @@ impl PendingStrike {
 
     /// Counts a strike if the response is one.
     pub(crate) fn classify<B>(&self, response: &Response<B>) {
-        let is_strike = self.penalty.penalty.is_strike.as_ref();
-        if is_strike.is_some_and(|is_strike| is_strike(&ResponseHead::from(response))) {
-            self.charge.with(|charges| {
-                charges
-                    .iter()
-                    .for_each(|charge| self.penalty.strike(charge))
-            });
+        let penalty = &self.penalty;
+        let is_strike = penalty.penalty.is_strike.as_ref();
+        if is_strike.is_none_or(|is_strike| !is_strike(&ResponseHead::from(response))) {
+            return;
         }
+        self.charge.with(|charges| {
+            for charge in charges {
+                penalty.strike(charge);
+            }
+        });
     }
 }
 

@@ -238,6 +238,7 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
+                // The response stays as it is.
                 StateProj::Running {
                     future,
                     lines: None,
