@@ -476,6 +476,7 @@ impl KeyExtractor for ClientIp {
 }
 
 /// The reason why the client is unknown.
+#[derive(Clone, Copy)]
 enum UnknownClient {
     Peer,
     Missing,
