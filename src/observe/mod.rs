@@ -116,6 +116,7 @@ pub struct DecisionEvent<'a> {
 }
 
 /// A rule for which metrics are recorded.
+#[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "for metrics"))]
 pub(crate) struct MeteredRule {
     pub(crate) name: RuleName,
     /// `true` if the quotas are chosen for each request.
