@@ -5,14 +5,14 @@ use std::{
     net::IpAddr,
     panic::Location,
     slice,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
 use http::{Extensions, HeaderMap};
 use parking_lot::Mutex;
 
 use crate::{
-    log::{is_received, warn},
+    log::{is_received, log_once, warn},
     name::RuleName,
 };
 
@@ -38,11 +38,7 @@ pub(crate) fn count_and_is_last(requests: &AtomicU32) -> bool {
 /// Warns about the first type of response bodies that can neither be filled nor hold a slot.
 #[cold]
 pub(crate) fn warn_of_response_body<B>() {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "unknown_response_body",
         "responses have bodies of the type {}, which the limiter does not know: rejections are empty, \
@@ -50,7 +46,7 @@ pub(crate) fn warn_of_response_body<B>() {
          limiter (in axum, by a .layer(..) of its own), or call \
          RateLimitLayer::reject(TooManyRequests::new().with_body(..)) and hold_with (logged once)",
         type_name::<B>()
-    );
+    ));
 }
 
 /// Headers in which proxies send the address of the client.
@@ -67,8 +63,10 @@ const FORWARDING: [&str; 5] = [
 pub(crate) enum AddressSource<'a> {
     /// The peer, whose headers are not read.
     Peer,
-    /// The peer, which is not a trusted proxy, or a header of trusted proxies with this name.
-    Networks(&'a str),
+    /// The peer, which is not a trusted proxy, so its header with this name is not read.
+    UntrustedPeer(&'a str),
+    /// A header of trusted proxies.
+    TrustedProxies,
     /// A header, after a number of proxies.
     Hops,
     /// A header that every peer may send.
@@ -76,11 +74,22 @@ pub(crate) enum AddressSource<'a> {
 }
 
 impl AddressSource<'_> {
+    /// Returns the name of a header that may have the address of the client, but is not read.
+    fn unread_header(&self, headers: &HeaderMap) -> Option<&str> {
+        let unread: &[&str] = match self {
+            Self::Peer => &FORWARDING,
+            Self::UntrustedPeer(name) => slice::from_ref(name),
+            Self::TrustedProxies | Self::Hops | Self::AnyPeer => &[],
+        };
+        let mut unread = unread.iter().copied();
+        unread.find(|name| headers.contains_key(*name))
+    }
+
     /// Returns the setting that no longer counts a proxy as the client.
     fn fix(self, proxy: IpAddr) -> String {
         match self {
             Self::Peer => format!("trust it with ClientIp::behind([\"{proxy}\"])"),
-            Self::Networks(_) => {
+            Self::UntrustedPeer(_) | Self::TrustedProxies => {
                 format!("add \"{proxy}\" or its network to the list of ClientIp::behind")
             }
             Self::Hops => "give ClientIp::hops a higher number".to_owned(),
@@ -125,32 +134,17 @@ impl Majority {
 }
 
 impl ClientCheck {
-    /// Records the client of a request, whose address is that of the peer if `is_peer`.
+    /// Records the client of a request.
     #[inline]
-    pub(crate) fn record(
-        &self,
-        client: IpAddr,
-        is_peer: bool,
-        source: AddressSource<'_>,
-        headers: &HeaderMap,
-    ) {
+    pub(crate) fn record(&self, client: IpAddr, source: AddressSource<'_>, headers: &HeaderMap) {
         if is_early(&self.requests) {
-            self.check(client.to_canonical(), is_peer, source, headers);
+            self.check(client.to_canonical(), source, headers);
         }
     }
 
     #[cold]
-    fn check(&self, client: IpAddr, is_peer: bool, source: AddressSource<'_>, headers: &HeaderMap) {
-        let unread: &[&str] = match &source {
-            AddressSource::Peer => &FORWARDING,
-            AddressSource::Networks(name) if is_peer => slice::from_ref(name),
-            _ => &[],
-        };
-        let may_warn = is_private(client);
-        let found = unread
-            .iter()
-            .find(|name| may_warn && headers.contains_key(**name));
-        if let Some(name) = found {
+    fn check(&self, client: IpAddr, source: AddressSource<'_>, headers: &HeaderMap) {
+        if let Some(name) = source.unread_header(headers).filter(|_| is_private(client)) {
             if self.requests.swap(SAMPLE, Relaxed) < SAMPLE {
                 warn_of_header(client, name, source);
             }
@@ -161,10 +155,9 @@ impl ClientCheck {
         let is_over = count_and_is_last(&self.requests);
         let lead = majority.lead;
         drop(majority);
-        // Logged once per process, because an application may have many extractors.
-        static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-        if is_over && lead >= NEARLY_ALL && !IS_LOGGED.swap(true, Relaxed) {
-            warn_of_one_client(client, source);
+        if is_over && lead >= NEARLY_ALL {
+            // Once per process, because an application may have many extractors.
+            log_once!(warn_of_one_client(client, source));
         }
     }
 }
@@ -254,17 +247,13 @@ pub(crate) fn warn_of_no_charge() {
 /// Warns about the first response with CORS fields from the inside of the limiter.
 #[cold]
 pub(crate) fn warn_of_inner_cors() {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "cors_inside",
         "a response from the inside of the limiter has access-control-allow-origin, which denials of the \
          limiter lack, so that browsers hide them from scripts: add the CORS layer outside of the limiter, \
          in axum after it (logged once)"
-    );
+    ));
 }
 
 /// A check that no two layers around each other count a request by one rule.
@@ -295,18 +284,19 @@ impl NestingCheck {
         }
     }
 
-    /// Returns `true` for the first requests.
+    /// Samples a request: returns `true` if it is one of the first, which are checked. One that is not
+    /// checked, because nobody would read a warning, is counted here, so that the sample ends. Otherwise,
+    /// [`record`](Self::record) counts it.
     #[inline]
-    pub(crate) fn is_early(&self) -> bool {
-        is_early(&self.requests) && self.is_read()
+    pub(crate) fn sample(&self) -> bool {
+        is_early(&self.requests) && self.is_read_or_count()
     }
 
-    /// Returns `true` if a warning would be read. Otherwise, the request is counted here.
     #[cold]
-    fn is_read(&self) -> bool {
+    fn is_read_or_count(&self) -> bool {
         let is_read = self.accounts.is_some() && is_received();
         if !is_read {
-            self.requests.fetch_add(1, Relaxed);
+            count_early(&self.requests);
         }
         is_read
     }
@@ -314,7 +304,7 @@ impl NestingCheck {
     /// Records the rules that have charged a request.
     #[cold]
     pub(crate) fn record(&self, charged: &[RuleName], extensions: &mut Extensions) {
-        self.requests.fetch_add(1, Relaxed);
+        count_early(&self.requests);
         let Some(accounts) = self.accounts else {
             return;
         };
@@ -335,16 +325,12 @@ impl NestingCheck {
 }
 
 fn warn_of_second_count(rule: RuleName) {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "request_counted_twice",
         "a request passed two layers with the rule {rule} of one store, which counts it twice: remove one \
          of the layers, or give their rules different names (logged once)"
-    );
+    ));
 }
 
 /// Warns about two lines of code that build layers on one store without a name for their rules.
@@ -353,48 +339,36 @@ pub(crate) fn warn_of_shared_default(
     first: &'static Location<'static>,
     second: &'static Location<'static>,
 ) {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "default_rule_shared",
         "the layers of {first} and {second} have one store and the rule name `default`, so they share \
          the accounts of their keys: give one a name, RateLimitLayer::rules(Rule::new(\"other\", key, \
          quota), store), or clone one layer to share its limit (logged once)"
-    );
+    ));
 }
 
 /// Warns about a key that has as many spellings as a client likes.
 #[cold]
 pub(crate) fn warn_of_authorization() {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "authorization_as_header_key",
         "HeaderKey reads authorization, so one token has an account for each spelling of its scheme and \
          spaces; use key::BearerKey (logged once)"
-    );
+    ));
 }
 
 /// Warns about the first upgraded response that held slots, which are free from then on.
 #[cold]
 pub(crate) fn warn_of_upgrade() {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if IS_LOGGED.swap(true, Relaxed) {
-        return;
-    }
-    warn!(
+    log_once!(warn!(
         target: "tower_sluice::lint",
         lint = "slot_ends_at_upgrade",
         "a response switches protocols, as for a WebSocket, and its slots end with it, so the quota does \
          not limit open connections: call RateLimitLayer::expose_slot, and move the Slot into the task \
          of the connection (logged once)"
-    );
+    ));
 }
 
 /// Returns `true` for an address that is not reachable from the internet.
@@ -447,7 +421,7 @@ mod tests {
         let fixes = [
             (AddressSource::Peer, "ClientIp::behind([\"203.0.113.80\"])"),
             (
-                AddressSource::Networks("x-real-ip"),
+                AddressSource::UntrustedPeer("x-real-ip"),
                 "to the list of ClientIp::behind",
             ),
             (AddressSource::Hops, "ClientIp::hops a higher number"),

@@ -51,6 +51,19 @@ pub(crate) use skip as info;
 #[cfg(not(feature = "tracing"))]
 pub(crate) use skip as warn;
 
+/// Logs a line the first time that this line of code is reached.
+macro_rules! log_once {
+    ($line:expr) => {{
+        use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+        static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+        if !IS_LOGGED.load(Relaxed) && !IS_LOGGED.swap(true, Relaxed) {
+            $line;
+        }
+    }};
+}
+
+pub(crate) use log_once;
+
 /// Returns `true` if the program has a subscriber for log lines.
 pub(crate) fn is_received() -> bool {
     #[cfg(feature = "tracing")]

@@ -108,22 +108,18 @@ impl RuleRecord {
     ///
     /// Under contention, a denial is counted but not listed.
     fn record(&self, cause: Cause, decision: &Decision, event: &DecisionEvent<'_>) {
-        let count = if cause == Cause::Reported {
-            &self.reported
-        } else {
-            &self.denied
-        };
-        if event.is_admitted && cause != Cause::Reported {
+        if cause == Cause::Reported {
+            self.reported.fetch_add(1, Relaxed);
+        } else if event.is_admitted {
             return;
+        } else {
+            self.denied.fetch_add(1, Relaxed);
         }
-        count.fetch_add(1, Relaxed);
         let Some(mut listed) = self.listed.try_lock() else {
             return;
         };
-        let key = decision
-            .outcomes()
-            .first()
-            .and_then(|_| event.key(self.name));
+        let has_outcomes = !decision.outcomes().is_empty();
+        let key = event.key(self.name).filter(|_| has_outcomes);
         let at_ms = unix_millis(SystemTime::now());
         if let Some((key, fingerprint)) = key {
             listed.count(key, fingerprint, at_ms);

@@ -41,22 +41,24 @@ pub(super) fn parse(value: &Value) -> Result<Key, String> {
         other => TypedKey::deserialize(other)
             .map_err(|error| format!("key is {value}: {error}; give {FORMS}"))?,
     };
-    let key = match typed {
-        TypedKey::Text(text) => Some(&*text)
-            .filter(|text| text.trim() == *text)
-            .map(Key::from),
-        TypedKey::Bytes(text) => STANDARD
-            .decode(text)
-            .ok()
-            .map(|bytes| Key::from(&bytes[..])),
-        TypedKey::Number(number) => parse_number(&number).map(Key::from),
-        TypedKey::Address(text) => parse_address(&text),
-        TypedKey::Everyone(is) => is.then(Key::everyone),
-        TypedKey::Unidentified(is) => is.then(Key::unidentified),
-    };
     // A blank key counts as no identity.
-    key.filter(|key| !key.is_blank())
+    typed
+        .key()
+        .filter(|key| !key.is_blank())
         .ok_or_else(|| format!("key is {value}; give {FORMS}"))
+}
+
+impl TypedKey {
+    fn key(self) -> Option<Key> {
+        match self {
+            Self::Text(text) => (text.trim() == text).then(|| text.into()),
+            Self::Bytes(text) => Some((&*STANDARD.decode(text).ok()?).into()),
+            Self::Number(number) => parse_number(&number).map(Key::from),
+            Self::Address(text) => parse_address(&text),
+            Self::Everyone(is) => is.then(Key::everyone),
+            Self::Unidentified(is) => is.then(Key::unidentified),
+        }
+    }
 }
 
 fn parse_number(value: &Value) -> Option<u128> {

@@ -336,7 +336,7 @@ impl Admin {
         let denial_log = DenialLog::new(&infos(&*rules));
         let settings = &mut layer.settings;
         settings.hooks.push(Arc::new(denial_log.clone()));
-        settings.is_watched = true;
+        settings.is_on_admin_page = true;
         self.layers.push(ManagedLayer {
             name,
             rules,

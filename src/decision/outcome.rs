@@ -445,20 +445,14 @@ impl Outcome {
 
     /// Returns the outcome as of `age` nanoseconds later, if nothing else is charged until then.
     pub(crate) fn aged(mut self, age: u64) -> Self {
-        let left = |nanos: u64| {
-            if nanos >= UNKNOWN_WAIT {
-                nanos
-            } else {
-                nanos.saturating_sub(age)
-            }
-        };
         // Units that have not come back stay at least a nanosecond away.
-        let coming = |nanos: u64| left(nanos).max(nanos.min(1));
+        let coming = |nanos: u64| left_after(nanos, age).max(nanos.min(1));
         match &mut self.snapshot {
             Snapshot::Refilling {
                 reset_ns, retry_ns, ..
             } => {
-                (*reset_ns, *retry_ns) = (reset_ns.saturating_sub(age), left(*retry_ns));
+                *reset_ns = reset_ns.saturating_sub(age);
+                *retry_ns = left_after(*retry_ns, age);
             }
             Snapshot::Known {
                 reset_ns,
@@ -466,11 +460,12 @@ impl Outcome {
                 retry_ns,
                 ..
             } => {
-                (*reset_ns, *next_ns, *retry_ns) =
-                    (coming(*reset_ns), coming(*next_ns), left(*retry_ns));
+                *reset_ns = coming(*reset_ns);
+                *next_ns = coming(*next_ns);
+                *retry_ns = left_after(*retry_ns, age);
             }
             Snapshot::Slots { .. } => {}
-            Snapshot::Unknown { retry_ns } => *retry_ns = left(*retry_ns),
+            Snapshot::Unknown { retry_ns } => *retry_ns = left_after(*retry_ns, age),
         }
         self
     }
@@ -482,6 +477,15 @@ impl Outcome {
     /// Returns the wait in nanoseconds, [`UNKNOWN_WAIT`], or [`NEVER`].
     pub(crate) fn retry_ns(&self) -> u64 {
         self.snapshot.retry_ns()
+    }
+}
+
+/// Returns what is left of a wait after a time. [`UNKNOWN_WAIT`] and [`NEVER`] stay.
+fn left_after(wait: u64, age: u64) -> u64 {
+    if wait >= UNKNOWN_WAIT {
+        wait
+    } else {
+        wait.saturating_sub(age)
     }
 }
 

@@ -43,19 +43,15 @@ pub(crate) struct Hold {
 impl Hold {
     #[inline]
     pub(crate) fn new(counted_by: Arc<dyn FreeSlots>, id: u64, epoch: u64, units: u32) -> Self {
-        let until_head = false;
-        let freed = AtomicBool::new(false);
-        let loss = None;
-        let next = None;
         Self {
             counted_by,
             id,
             epoch,
             units,
-            until_head,
-            freed,
-            loss,
-            next,
+            until_head: false,
+            freed: AtomicBool::new(false),
+            loss: None,
+            next: None,
         }
     }
 
@@ -80,10 +76,16 @@ impl Hold {
 
     /// Returns the slots with a new owner. This value then frees nothing.
     fn hand_over(&self) -> Self {
-        let mut new = Self::new(self.counted_by.clone(), self.id, self.epoch, self.units);
-        new.freed = self.freed.swap(true, Relaxed).into();
-        (new.loss, new.next) = (self.loss.clone(), self.next.clone());
-        new.until_head(self.until_head)
+        Self {
+            counted_by: self.counted_by.clone(),
+            id: self.id,
+            epoch: self.epoch,
+            units: self.units,
+            until_head: self.until_head,
+            freed: self.freed.swap(true, Relaxed).into(),
+            loss: self.loss.clone(),
+            next: self.next.clone(),
+        }
     }
 
     /// Frees the slots. Later calls have no effect.
@@ -190,13 +192,10 @@ impl Slot {
         let signals = self.holds().filter_map(|hold| hold.loss.as_deref());
         let mut signals: Vec<_> = signals.map(|signal| Box::pin(signal.acquire())).collect();
         poll_fn(|cx| {
-            let is_raised = signals
-                .iter_mut()
-                .any(|signal| signal.as_mut().poll(cx).is_ready());
-            if is_raised {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
+            let mut signals = signals.iter_mut();
+            match signals.any(|signal| signal.as_mut().poll(cx).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
             }
         })
         .await;

@@ -101,7 +101,7 @@ impl Decision {
     /// To add them, call [`charges`](Explanation::charges), or explain the decision by
     /// [`RateLimitLayer::explain_decision`](crate::RateLimitLayer::explain_decision).
     pub fn explain(&self) -> Explanation {
-        Explanation::new(Ok(self.clone()), false)
+        Explanation::new(Ok(self.clone()))
     }
 }
 
@@ -146,20 +146,27 @@ impl Explanation {
     ) -> impl Future<Output = Result<Self, S::Error>> + Send + use<'_, S> {
         async move {
             let decision = rule::decide(store, &charges, S::peek).await?.decision;
-            Ok(charges.with(|all| Self::new(Ok(decision), true).charges(all.charges)))
+            Ok(charges.with(|all| Self::dry_run(Ok(decision)).charges(all.charges)))
         }
     }
 
-    pub(crate) fn new(decision: Result<Decision, Bypass>, is_dry_run: bool) -> Self {
-        let quota_reports = Vec::new();
+    pub(crate) fn new(decision: Result<Decision, Bypass>) -> Self {
         Self {
             decision,
-            quota_reports,
-            is_dry_run,
+            quota_reports: Vec::new(),
+            is_dry_run: false,
             allowed_because: None,
             secret: None,
         }
         .charges(&[])
+    }
+
+    /// Explains a decision that was not made.
+    pub(crate) fn dry_run(decision: Result<Decision, Bypass>) -> Self {
+        Self {
+            is_dry_run: true,
+            ..Self::new(decision)
+        }
     }
 
     /// Adds quotas, costs and keys from the charges.
@@ -211,38 +218,36 @@ impl Explanation {
     }
     /// Writes the rule, the quota, the key and the cost.
     fn write_charge(&self, f: &mut fmt::Formatter<'_>, report: &QuotaReport) -> fmt::Result {
-        let QuotaReport {
-            outcome,
-            quota,
-            key,
-            cost,
-            headroom,
-        } = report;
+        let outcome = &report.outcome;
         write!(f, "  rule {:?}", outcome.rule())?;
         if outcome.quota_index() > 0 {
             write!(f, ", quota {}", outcome.quota_index() + 1)?;
         }
-        if let Some(quota) = quota {
+        if let Some(quota) = &report.quota {
             write!(f, " ({quota}, {})", quota.algorithm())?;
         }
-        f.write_str(if outcome.is_report_only() {
-            ", report-only"
-        } else {
-            ""
-        })?;
-        f.write_str(if outcome.is_passed_over() {
-            ", passed over"
-        } else {
-            ""
-        })?;
-        match (key, &self.secret) {
-            (Some(key), Some(secret)) => write!(f, ", key {}", key.fingerprint(secret))?,
-            (Some(key), None) => write!(f, ", {key:?}")?,
-            (None, _) => {}
+        if outcome.is_report_only() {
+            f.write_str(", report-only")?;
         }
-        cost.map_or(Ok(()), |cost| write!(f, ", cost {cost}"))?;
-        let headroom = headroom.filter(|units| *units > 0);
-        headroom.map_or(Ok(()), |units| write!(f, " and headroom {units}"))
+        if outcome.is_passed_over() {
+            f.write_str(", passed over")?;
+        }
+        self.write_key(f, report.key.as_ref())?;
+        if let Some(cost) = report.cost {
+            write!(f, ", cost {cost}")?;
+        }
+        match report.headroom {
+            None | Some(0) => Ok(()),
+            Some(headroom) => write!(f, " and headroom {headroom}"),
+        }
+    }
+
+    fn write_key(&self, f: &mut fmt::Formatter<'_>, key: Option<&Key>) -> fmt::Result {
+        match (key, &self.secret) {
+            (Some(key), Some(secret)) => write!(f, ", key {}", key.fingerprint(secret)),
+            (Some(key), None) => write!(f, ", {key:?}"),
+            (None, _) => Ok(()),
+        }
     }
 }
 
@@ -257,11 +262,9 @@ fn reports(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
     let mut reports = Vec::new();
     for (at, outcome) in decision.outcomes().iter().enumerate() {
         // Several charges may have the same rule.
-        let found = all
-            .clone()
-            .nth(at)
-            .filter(|charged| is_of(outcome, charged));
-        let found = found.or_else(|| all.clone().find(|charged| is_of(outcome, charged)));
+        let same = all.clone().skip(at).take(1);
+        let mut charged = same.chain(all.clone());
+        let found = charged.find(|charged| is_of(outcome, charged));
         reports.push(QuotaReport {
             outcome: *outcome,
             quota: found.map(|charged| *charged.quota),
@@ -291,12 +294,13 @@ impl fmt::Display for Explanation {
         let Ok(decision) = &self.decision else {
             return Ok(());
         };
-        self.quota_reports.iter().try_for_each(|report| {
+        for report in &self.quota_reports {
             self.write_charge(f, report)?;
             write_state(f, &report.outcome)?;
-            write_denial(f, &report.outcome, decision.is_allowed())?;
-            writeln!(f)
-        })
+            write_denial(f, &report.outcome, decision)?;
+            writeln!(f)?;
+        }
+        Ok(())
     }
 }
 
@@ -366,11 +370,11 @@ fn write_state(f: &mut fmt::Formatter<'_>, outcome: &Outcome) -> fmt::Result {
     times.try_for_each(|(what, time)| write!(f, ", {what} in {time:?}"))
 }
 
-fn write_denial(f: &mut fmt::Formatter<'_>, outcome: &Outcome, is_allowed: bool) -> fmt::Result {
+fn write_denial(f: &mut fmt::Formatter<'_>, outcome: &Outcome, decision: &Decision) -> fmt::Result {
     if !outcome.is_denied() {
         return Ok(());
     }
-    f.write_str(if is_allowed {
+    f.write_str(if decision.is_allowed() {
         "; would be denied"
     } else {
         "; denied"

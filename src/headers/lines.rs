@@ -28,13 +28,13 @@ pub(super) const TO_FILL_IN: HeaderValue = HeaderValue::from_static("0");
 pub(super) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 pub(super) const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// Returns the names of the quota fields, and `true` if the family has a policy field.
-pub(super) fn names(family: Headers) -> (&'static [HeaderName], bool) {
+/// Returns the names of the quota fields, except for the policy.
+pub(super) fn names(family: Headers) -> &'static [HeaderName] {
     match family {
-        Headers::None => (&[], false),
-        Headers::RateLimit | Headers::ByUnit | Headers::Draft07 => (&RATELIMIT, true),
-        Headers::Draft06 => (&TRIPLET, true),
-        Headers::XRateLimit | Headers::XRateLimitDelta => (&X_TRIPLET, false),
+        Headers::None => &[],
+        Headers::RateLimit | Headers::ByUnit | Headers::Draft07 => &RATELIMIT,
+        Headers::Draft06 => &TRIPLET,
+        Headers::XRateLimit | Headers::XRateLimitDelta => &X_TRIPLET,
     }
 }
 
@@ -71,50 +71,49 @@ impl Lines {
 impl Fields {
     #[inline(never)]
     fn add_to(&self, headers: &mut HeaderMap) {
-        if self.family == Headers::ByUnit {
-            return self.add_by_unit(headers);
-        }
-        let is_list = self.family == Headers::RateLimit;
-        let left = if is_list {
-            None
-        } else {
-            left_inside(self.family, headers)
-        };
-        if left.is_some_and(|left| left <= self.remaining.into()) {
-            return;
-        }
-        for (name, value) in &self.map {
-            if is_list {
-                headers.append(name, value.clone());
-            } else {
-                headers.insert(name, value.clone());
+        match self.family {
+            Headers::ByUnit => self.add_by_unit(headers),
+            Headers::RateLimit => {
+                for (name, value) in &self.map {
+                    headers.append(name, value.clone());
+                }
+            }
+            family => {
+                let left = left_inside(family, headers);
+                if left.is_some_and(|left| left <= self.remaining.into()) {
+                    return;
+                }
+                for (name, value) in &self.map {
+                    headers.insert(name, value.clone());
+                }
             }
         }
     }
-}
 
-impl Fields {
     /// Appends the lists. Of each unit, the fields with fewer units left stay.
     fn add_by_unit(&self, headers: &mut HeaderMap) {
         for (name, ours) in &self.map {
+            if *name == POLICY || RATELIMIT.contains(name) {
+                headers.append(name, ours.clone());
+                continue;
+            }
             let Some(unit) = name.as_str().strip_prefix(UNIT_FIELDS[1]) else {
-                let is_list = *name == POLICY || RATELIMIT.contains(name);
-                if is_list {
-                    headers.append(name, ours.clone());
-                }
                 continue;
             };
             let theirs = headers.get(name).and_then(units);
-            if theirs.is_some_and(|theirs| units(ours).is_none_or(|ours| theirs <= ours)) {
-                continue;
+            if theirs.is_none_or(|theirs| units(ours).is_some_and(|ours| ours < theirs)) {
+                self.insert_unit(unit, headers);
             }
-            for field in UNIT_FIELDS {
-                let Ok(name) = HeaderName::try_from(format!("{field}{unit}")) else {
-                    continue;
-                };
-                if let Some(value) = self.map.get(&name) {
-                    headers.insert(name, value.clone());
-                }
+        }
+    }
+
+    fn insert_unit(&self, unit: &str, headers: &mut HeaderMap) {
+        for field in UNIT_FIELDS {
+            let Ok(name) = HeaderName::try_from(format!("{field}{unit}")) else {
+                continue;
+            };
+            if let Some(value) = self.map.get(&name) {
+                headers.insert(name, value.clone());
             }
         }
     }
@@ -126,7 +125,7 @@ fn units(field: &HeaderValue) -> Option<u64> {
 
 /// Returns the units left that an inner limiter reports in fields of one quota.
 fn left_inside(family: Headers, headers: &HeaderMap) -> Option<u64> {
-    match names(family).0 {
+    match names(family) {
         [_, remaining, _] => text(headers, remaining)?.parse().ok(),
         [dictionary] => {
             let mut members = text(headers, dictionary)?.split(',');

@@ -21,6 +21,7 @@
 mod item;
 mod lines;
 mod recent;
+mod render;
 mod template;
 
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
@@ -169,6 +170,11 @@ impl Headers {
         matches!(self, Self::RateLimit | Self::ByUnit)
     }
 
+    /// Returns `true` if the family has a policy field.
+    fn has_policy(self) -> bool {
+        self.has_lists() || matches!(self, Self::Draft06 | Self::Draft07)
+    }
+
     /// Sends the fields with rejections only.
     ///
     /// ```
@@ -226,11 +232,7 @@ impl Headers {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         headers: &mut HeaderMap,
     ) {
-        let wait = if decision.is_allowed() {
-            None
-        } else {
-            decision.retry_after()
-        };
+        let wait = decision.retry_after().filter(|_| !decision.is_allowed());
         let template = Template::of_call(self, decision, quotas.as_ref());
         template.add_to(headers, Some(decision), &[], wait);
     }

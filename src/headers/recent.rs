@@ -53,18 +53,14 @@ impl RecentKey {
                 cache.resize_with(RECENT, Recent::default);
             }
             let recent = &mut cache[self.slot()];
-            match &recent.lines {
-                Some(lines) if recent.key == self => lines.clone(),
-                _ => {
-                    let lines = render();
-                    let kept = (recent.key == self).then(|| lines.clone());
-                    *recent = Recent {
-                        key: self,
-                        lines: kept,
-                    };
-                    lines
-                }
+            let is_known = recent.key == self;
+            if let Some(lines) = recent.lines.as_ref().filter(|_| is_known) {
+                return lines.clone();
             }
+            let lines = render();
+            recent.key = self;
+            recent.lines = is_known.then(|| lines.clone());
+            lines
         });
         cached.unwrap_or_else(|_| render())
     }

@@ -1,13 +1,11 @@
 //! The quotas of a layer as clients see them, and the header fields of a decision.
 
 use std::{
-    collections::BTreeSet,
-    io::{self, Write},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use arc_swap::{ArcSwap, Guard};
@@ -15,14 +13,14 @@ use http::{
     HeaderMap, HeaderValue,
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{
-    HeaderPolicy, Headers, POLICY,
+    HeaderPolicy, Headers,
     item::{Item, RuleQuotas},
-    lines::{Fields, Lines, NO_STORE, TEXT, TO_FILL_IN, names, number, retry_seconds, time_text},
+    lines::{Lines, NO_STORE, TEXT, number, retry_seconds},
     recent::{Reading, RecentKey},
+    render::{permanent, policy},
 };
 use crate::{
     decision::{Decision, Outcome},
@@ -36,12 +34,12 @@ use crate::{
 /// The quotas of a layer, or of one request, and their header fields.
 #[derive(Debug)]
 pub(crate) struct Template {
-    family: Headers,
+    pub(super) family: Headers,
     /// `true` if the response to an allowed request has fields.
     reports_allowed: bool,
-    items: Vec<Item>,
+    pub(super) items: Vec<Item>,
     /// The policy field, unless no quota is a policy.
-    policy: Option<HeaderValue>,
+    pub(super) policy: Option<HeaderValue>,
     /// The number of quotas that the fields report if all rules charge a request.
     shown: usize,
     /// `true` if each request needs a template of its own, because a rule chooses its quotas for each
@@ -50,79 +48,47 @@ pub(crate) struct Template {
     /// The secret of partition keys, if they are enabled.
     secret: Option<FingerprintKey>,
     /// Set if many requests share the template.
-    prepared: Option<Prepared>,
+    pub(super) prepared: Option<Prepared>,
     /// The rules of a layer with a live plan, to make the template again when the plan is replaced.
     rules: Vec<LiveRule>,
     /// The template of the current quotas, if the layer has a live plan.
     latest: Option<ArcSwap<Self>>,
 }
 
+/// The fields that a response gets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum FieldSet {
+    /// The quota fields.
+    Quotas,
+    /// All fields of a plain-text rejection with a wait.
+    PlainRejection,
+}
+
 /// Fields with placeholder values. A copy costs less than a new map, which hashes each name.
 #[derive(Debug)]
-struct Prepared {
+pub(super) struct Prepared {
     /// The identity of the template in the cache.
     id: u64,
     /// The quota fields.
-    fields: HeaderMap,
+    pub(super) fields: HeaderMap,
     /// The fields of a plain-text rejection: `Retry-After`, the quota fields, and others.
-    denial: HeaderMap,
+    pub(super) denial: HeaderMap,
 }
 
 type Readings = SmallVec<[Reading; 2]>;
-
-/// Returns the policy field of some quotas.
-fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
-    let mut policies = items.filter_map(|item| item.policy.as_ref());
-    let first = policies.next()?;
-    let Some(second) = policies.next() else {
-        return Some(first.clone());
-    };
-    let mut text = SmallVec::<[u8; 128]>::from_slice(first.as_bytes());
-    for policy in [second].into_iter().chain(policies) {
-        text.extend_from_slice(b", ");
-        text.extend_from_slice(policy.as_bytes());
-    }
-    HeaderValue::from_bytes(&text).ok()
-}
-
-/// Returns a field whose clones have no common counter, which threads would contend for.
-///
-/// Its text stays in memory for the life of the process. Beyond 1,024 texts, the field is returned as it
-/// is.
-fn permanent(field: HeaderValue) -> HeaderValue {
-    const MOST: usize = 1_024;
-    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let Ok(text) = field.to_str() else {
-        return field;
-    };
-    let mut texts = TEXTS.lock();
-    if let Some(known) = texts.get(text) {
-        return HeaderValue::from_static(known);
-    }
-    if texts.len() >= MOST {
-        return field;
-    }
-    let known: &'static str = Box::leak(text.into());
-    texts.insert(known);
-    HeaderValue::from_static(known)
-}
 
 impl Template {
     fn of(family: Headers, items: Vec<Item>) -> Self {
         let shown = items
             .iter()
             .filter(|item| !item.is_reporting && item.is_listed());
-        let policy = policy(shown.clone());
-        let shown = shown.count();
-        let reports_allowed = family != Headers::None;
-        let is_per_request = false;
         Self {
             family,
-            reports_allowed,
+            reports_allowed: family != Headers::None,
+            policy: policy(shown.clone()),
+            shown: shown.count(),
             items,
-            policy,
-            shown,
-            is_per_request,
+            is_per_request: false,
             secret: None,
             prepared: None,
             rules: Vec::new(),
@@ -131,20 +97,14 @@ impl Template {
     }
 
     /// Creates the template of a layer with these rules.
-    pub(crate) fn new(
-        HeaderPolicy {
-            family,
-            only_denied,
-            secret,
-        }: HeaderPolicy,
-        infos: &[RuleInfo<'_>],
-    ) -> Self {
-        let secret = secret.filter(|_| family.has_lists());
+    pub(crate) fn new(policy: HeaderPolicy, infos: &[RuleInfo<'_>]) -> Self {
+        let family = policy.family;
+        let secret = policy.secret.filter(|_| family.has_lists());
         let infos: Vec<_> = infos.iter().filter(|info| !info.is_hidden()).collect();
         let rules: Vec<_> = infos.iter().map(|info| LiveRule::new(info)).collect();
         let is_live = infos.iter().any(|info| info.live.is_some());
         let mut template = Self::prepared(family, rules.iter().map(LiveRule::current));
-        template.reports_allowed &= !only_denied;
+        template.reports_allowed &= !policy.only_denied;
         template.is_per_request = secret.is_some() || infos.iter().any(|info| info.is_chosen());
         template.secret = secret;
         if is_live && !template.is_per_request {
@@ -160,34 +120,12 @@ impl Template {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut template = Self::of(family, Item::named(rules, family));
         template.policy = template.policy.map(permanent);
-        let id = NEXT.fetch_add(1, Relaxed);
-        let fields = template.blank(false);
-        let denial = template.blank(true);
-        Self {
-            prepared: Some(Prepared { id, fields, denial }),
-            ..template
-        }
-    }
-
-    /// Returns the quota fields or, for a denial, those of a plain-text rejection, with placeholders.
-    fn blank(&self, is_denial: bool) -> HeaderMap {
-        let (names, ruled) = names(self.family);
-        let policy = self
-            .policy
-            .clone()
-            .filter(|_| ruled)
-            .map(|policy| (POLICY, policy));
-        let fields = names
-            .iter()
-            .map(|name| (name.clone(), TO_FILL_IN))
-            .chain(policy);
-        if !is_denial {
-            return fields.collect();
-        }
-        let denial = [(RETRY_AFTER, TO_FILL_IN)].into_iter().chain(fields);
-        denial
-            .chain([(CONTENT_TYPE, TEXT), (CACHE_CONTROL, NO_STORE)])
-            .collect()
+        template.prepared = Some(Prepared {
+            id: NEXT.fetch_add(1, Relaxed),
+            fields: template.blank(FieldSet::Quotas),
+            denial: template.blank(FieldSet::PlainRejection),
+        });
+        template
     }
 
     /// Creates this template with the quotas of these charges.
@@ -277,8 +215,8 @@ impl Template {
             return None;
         }
         match self.fit(charges) {
-            Some(template) => template.fields(decision, &[], None, false),
-            None => self.fields(decision, &[], None, false),
+            Some(template) => template.fields(decision, &[], None, FieldSet::Quotas),
+            None => self.fields(decision, &[], None, FieldSet::Quotas),
         }
     }
 
@@ -295,7 +233,8 @@ impl Template {
             && retry_after.is_some()
             && headers.capacity() == 0
             && self.family != Headers::ByUnit
-            && let Some(fields) = self.fields(decision, charges, retry_after, true)
+            && let Some(fields) =
+                self.fields(decision, charges, retry_after, FieldSet::PlainRejection)
         {
             return fields.replace(headers);
         }
@@ -325,7 +264,7 @@ impl Template {
         retry_after: Option<Duration>,
     ) {
         if let Some(decision) = decision
-            && let Some(fields) = self.fields(decision, charges, retry_after, false)
+            && let Some(fields) = self.fields(decision, charges, retry_after, FieldSet::Quotas)
         {
             fields.write(headers);
         }
@@ -350,15 +289,9 @@ impl Template {
         if self.family.has_lists() {
             return;
         }
-        let binding = decision.binding_among(|outcome| {
-            (decision.is_allowed() || outcome.is_denied())
-                && self.reading(decision, outcome).is_some()
-        });
-        let decisive = binding.and_then(|outcome| self.find(outcome));
-        match readings
-            .iter()
-            .position(|reading| Some(usize::from(reading.item)) == decisive)
-        {
+        let decisive = self.decisive(decision);
+        let is_decisive = |reading: &Reading| Some(usize::from(reading.item)) == decisive;
+        match readings.iter().position(is_decisive) {
             Some(at) => readings.swap(0, at),
             None => readings.clear(),
         }
@@ -368,6 +301,16 @@ impl Template {
         {
             first.time = u32::try_from(retry).unwrap_or(u32::MAX);
         }
+    }
+
+    /// Returns the index of the decisive quota, of those that clients see.
+    #[inline(always)]
+    fn decisive(&self, decision: &Decision) -> Option<usize> {
+        let binding = decision.binding_among(|outcome| {
+            (decision.is_allowed() || outcome.is_denied())
+                && self.reading(decision, outcome).is_some()
+        });
+        binding.and_then(|outcome| self.find(outcome))
     }
 
     /// Returns the numbers of a quota, or `None` if the fields leave it out.
@@ -381,18 +324,18 @@ impl Template {
         let (left, next) = outcome.remaining_and_next();
         // Rounded up to seconds.
         let next = u32::try_from(next.div_ceil(1_000_000_000)).unwrap_or(u32::MAX);
-        let (remaining, time) = match decision.is_allowed() {
-            true => (left, next.max(item.time_for(left))),
-            false if left == 0 && outcome.is_denied() => (0, next),
+        let time = if decision.is_allowed() {
+            next.max(item.time_for(left))
+        } else if left == 0 && outcome.is_denied() {
+            next
+        } else {
             // The effective window of the units that are left could end after `Retry-After`.
-            false => (left, 0),
+            0
         };
-        let item = u16::try_from(at).ok()?;
-        let overage = decision.is_overage();
         Some(Reading {
-            item,
-            overage,
-            remaining,
+            item: u16::try_from(at).ok()?,
+            overage: decision.is_overage(),
+            remaining: left,
             time,
         })
     }
@@ -429,7 +372,7 @@ impl Template {
         decision: &Decision,
         charges: &[Charge<'_>],
         wait: Option<Duration>,
-        is_plain: bool,
+        set: FieldSet,
     ) -> Option<Lines> {
         let mut readings = Readings::new();
         let wait = wait.map(retry_seconds);
@@ -440,6 +383,7 @@ impl Template {
         if readings.is_empty() {
             return None;
         }
+        let is_plain = set == FieldSet::PlainRejection;
         let retry = wait.filter(|_| is_plain).unwrap_or(0);
         let is_cached = self.family != Headers::XRateLimit // has the time of the clock
             && !readings.spilled()
@@ -455,133 +399,17 @@ impl Template {
         Some(key.lines(|| self.render(&readings, charges, retry)))
     }
 
-    /// Returns the lists, and the fields of each unit. The times of these change too often for a cache.
-    #[inline(never)]
-    fn fields_by_unit(
-        &self,
-        decision: &Decision,
-        charges: &[Charge<'_>],
-        readings: &[Reading],
-    ) -> Option<Lines> {
-        let mut map = match readings {
-            [] => HeaderMap::new(),
-            _ => Arc::unwrap_or_clone(self.render(readings, charges, 0).0).map,
-        };
-        for item in &self.items {
-            let Some([limit, remaining, reset]) = &item.unit_fields else {
-                continue;
-            };
-            if map.contains_key(limit) {
-                continue;
-            }
-            let is_of_unit = |outcome: &Outcome| {
-                let item = self.find(outcome).map(|at| &self.items[at]);
-                let fields = item.and_then(|item| item.unit_fields.as_ref());
-                outcome.is_known() && fields.is_some_and(|fields| fields[0] == *limit)
-            };
-            let Some(outcome) = decision.binding_among(is_of_unit) else {
-                continue;
-            };
-            map.insert(limit.clone(), number(outcome.limit().into()));
-            map.insert(remaining.clone(), number(outcome.remaining().into()));
-            if let Ok(time) = HeaderValue::try_from(time_text(outcome.reset_after())) {
-                map.insert(reset.clone(), time);
-            }
-        }
-        if map.is_empty() {
-            return None;
-        }
-        let (overage, remaining) = (decision.is_overage(), 0);
-        Some(Lines(Arc::new(Fields {
-            family: self.family,
-            remaining,
-            overage,
-            map,
-        })))
-    }
-
-    #[inline(never)]
-    fn render(&self, readings: &[Reading], charges: &[Charge<'_>], retry: u64) -> Lines {
-        let mut map = match &self.prepared {
-            Some(prepared) if retry > 0 => prepared.denial.clone(),
-            Some(prepared) => prepared.fields.clone(),
-            None => self.blank(retry > 0),
-        };
-        let mut values = map.values_mut();
-        if retry > 0 {
-            values
-                .by_ref()
-                .take(1)
-                .for_each(|field| *field = number(retry));
-        }
-        self.set(readings, values);
-        if !self.are_all(readings) && names(self.family).1 {
-            match (self.policy_of(readings, charges), map.get_mut(POLICY)) {
-                (Some(policy), Some(field)) => *field = policy,
-                (Some(policy), None) => drop(map.insert(POLICY, policy)),
-                (None, _) => drop(map.remove(POLICY)),
-            }
-        }
-        let (remaining, overage) = readings
-            .first()
-            .map_or((0, false), |reading| (reading.remaining, reading.overage));
-        Lines(Arc::new(Fields {
-            family: self.family,
-            remaining,
-            overage,
-            map,
-        }))
-    }
-
     /// Returns `true` if the policy field of the layer fits: all rules charged the request, and no
     /// report-only flag has changed.
     #[inline]
-    fn are_all(&self, readings: &[Reading]) -> bool {
+    pub(super) fn are_all(&self, readings: &[Reading]) -> bool {
         readings.len() == self.shown
             && readings
                 .iter()
                 .all(|reading| !self.item(reading).is_reporting)
     }
 
-    /// Returns the policy field of the rules that charge a request.
-    ///
-    /// A denial may have no outcome of a rule that did not deny.
-    #[inline(never)]
-    fn policy_of(&self, readings: &[Reading], charges: &[Charge<'_>]) -> Option<HeaderValue> {
-        policy(self.items.iter().filter(|item| {
-            let rule = item.rule;
-            readings
-                .iter()
-                .any(|reading| self.item(reading).rule == rule)
-                || charges
-                    .iter()
-                    .any(|charge| charge.rule == rule && !charge.report_only)
-        }))
-    }
-
-    /// Sets the values of the fields, except for the policy.
-    fn set<'a>(&self, readings: &[Reading], mut fields: impl Iterator<Item = &'a mut HeaderValue>) {
-        let Some(first) = readings.first() else {
-            return;
-        };
-        let value = match self.family {
-            Headers::None => return,
-            Headers::RateLimit | Headers::ByUnit => self.list(readings),
-            Headers::Draft07 => self.dictionary(first),
-            Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
-                let values = self.triplet(first);
-                return values
-                    .into_iter()
-                    .zip(fields)
-                    .for_each(|(value, field)| *field = value);
-            }
-        };
-        if let (Some(field), Some(value)) = (fields.next(), value) {
-            *field = value;
-        }
-    }
-
-    fn find(&self, outcome: &Outcome) -> Option<usize> {
+    pub(super) fn find(&self, outcome: &Outcome) -> Option<usize> {
         let rule = outcome.rule();
         let index = outcome.quota_index();
         self.items
@@ -589,68 +417,8 @@ impl Template {
             .position(|item| item.rule == rule && item.place == index)
     }
 
-    fn item(&self, reading: &Reading) -> &Item {
+    pub(super) fn item(&self, reading: &Reading) -> &Item {
         &self.items[usize::from(reading.item)]
-    }
-
-    /// Renders a list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
-    fn list(&self, readings: &[Reading]) -> Option<HeaderValue> {
-        // A stack buffer, so that one allocation of the exact size is enough.
-        let mut text = [0; 128];
-        let mut rest = &mut text[..];
-        if self.put_list(readings, &mut rest).is_ok() {
-            let length = 128 - rest.len();
-            return HeaderValue::from_bytes(&text[..length]).ok();
-        }
-        let mut text = Vec::new();
-        self.put_list(readings, &mut text).ok()?;
-        HeaderValue::from_bytes(&text).ok()
-    }
-
-    fn put_list(&self, readings: &[Reading], text: &mut impl Write) -> io::Result<()> {
-        let mut digits = itoa::Buffer::new();
-        for (at, reading) in readings.iter().enumerate() {
-            if at > 0 {
-                text.write_all(b", ")?;
-            }
-            let item = self.item(reading);
-            text.write_all(item.prefix.as_bytes())?;
-            text.write_all(digits.format(reading.remaining).as_bytes())?;
-            if reading.time > 0 {
-                text.write_all(b";t=")?;
-                text.write_all(digits.format(reading.time).as_bytes())?;
-            }
-            if let Some(pk) = &item.pk {
-                text.write_all(pk.as_bytes())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Renders `limit=5, remaining=4, reset=1`.
-    fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
-        let Reading {
-            remaining, time, ..
-        } = first;
-        let limit = self.item(first).limit;
-        HeaderValue::try_from(format!(
-            "limit={limit}, remaining={remaining}, reset={time}"
-        ))
-        .ok()
-    }
-
-    /// Returns the values of the limit, remaining and reset fields.
-    fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
-        let reset = match self.family {
-            Headers::XRateLimit => {
-                let now = SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .unwrap_or_default();
-                retry_seconds(now.saturating_add(Duration::from_secs(first.time.into())))
-            }
-            _ => first.time.into(),
-        };
-        [self.item(first).limit.into(), first.remaining.into(), reset].map(number)
     }
 }
 

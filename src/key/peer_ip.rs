@@ -33,8 +33,7 @@ use crate::advice::{AddressSource, ClientCheck};
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct PeerIp {
-    ipv4_mask: Ipv4Addr,
-    ipv6_mask: Ipv6Addr,
+    masks: Masks,
     check: Arc<ClientCheck>,
 }
 
@@ -42,8 +41,7 @@ impl PeerIp {
     /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     pub fn new() -> Self {
         Self {
-            ipv4_mask: IPV4_MASK,
-            ipv6_mask: IPV6_MASK,
+            masks: Masks::DEFAULT,
             check: Arc::default(),
         }
     }
@@ -54,11 +52,9 @@ impl PeerIp {
     ///
     /// Panics if `bits` is outside 1 to 32.
     #[track_caller]
-    pub fn ipv4_prefix(self, bits: u8) -> Self {
-        Self {
-            ipv4_mask: ipv4_mask(bits),
-            ..self
-        }
+    pub fn ipv4_prefix(mut self, bits: u8) -> Self {
+        self.masks.v4 = ipv4_mask(bits);
+        self
     }
 
     /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
@@ -85,11 +81,9 @@ impl PeerIp {
     ///
     /// Panics if `bits` is outside 1 to 128.
     #[track_caller]
-    pub fn ipv6_prefix(self, bits: u8) -> Self {
-        Self {
-            ipv6_mask: ipv6_mask(bits),
-            ..self
-        }
+    pub fn ipv6_prefix(mut self, bits: u8) -> Self {
+        self.masks.v6 = ipv6_mask(bits);
+        self
     }
 }
 
@@ -102,14 +96,13 @@ impl Default for PeerIp {
 impl KeyExtractor for PeerIp {
     #[inline(always)]
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        match peer(head) {
-            Some(address) => {
-                self.check
-                    .record(address.ip(), true, AddressSource::Peer, head.headers);
-                Ok(Some(masked(address.ip(), self.ipv4_mask, self.ipv6_mask)))
-            }
-            None => Err(KeyError::no_peer()),
-        }
+        let Some(peer) = peer(head) else {
+            return Err(KeyError::no_peer());
+        };
+        let address = peer.ip();
+        self.check
+            .record(address, AddressSource::Peer, head.headers);
+        Ok(Some(self.masks.key(address)))
     }
 }
 
@@ -138,9 +131,29 @@ fn peer(head: &RequestHead<'_>) -> Option<SocketAddr> {
     head.extensions.get::<SocketAddr>().copied()
 }
 
-/// The default masks: a whole IPv4 address, and the first 64 bits of an IPv6 address.
-pub(super) const IPV4_MASK: Ipv4Addr = ipv4_mask(32);
-pub(super) const IPV6_MASK: Ipv6Addr = ipv6_mask(64);
+/// The bits of addresses that are in a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Masks {
+    pub(super) v4: Ipv4Addr,
+    pub(super) v6: Ipv6Addr,
+}
+
+impl Masks {
+    /// A whole IPv4 address, and the first 64 bits of an IPv6 address.
+    pub(super) const DEFAULT: Self = Self {
+        v4: ipv4_mask(32),
+        v6: ipv6_mask(64),
+    };
+
+    /// Returns the key of an address. IPv4-mapped addresses are converted to IPv4.
+    #[inline(always)]
+    pub(super) fn key(self, address: IpAddr) -> Key {
+        match address.to_canonical() {
+            IpAddr::V4(address) => (address & self.v4).into(),
+            IpAddr::V6(address) => (address & self.v6).into(),
+        }
+    }
+}
 
 /// Returns the mask of the leading bits of an IPv4 address.
 #[track_caller]
@@ -154,16 +167,4 @@ pub(super) const fn ipv4_mask(bits: u8) -> Ipv4Addr {
 pub(super) const fn ipv6_mask(bits: u8) -> Ipv6Addr {
     assert!(bits >= 1 && bits <= 128, "ipv6_prefix: give 1 to 128 bits");
     Ipv6Addr::from_bits(u128::MAX << (128 - bits))
-}
-
-/// Returns the key of the masked address. IPv4-mapped addresses are converted to IPv4.
-#[inline(always)]
-pub(super) fn masked(address: IpAddr, ipv4_mask: Ipv4Addr, ipv6_mask: Ipv6Addr) -> Key {
-    match address {
-        IpAddr::V4(address) => (address & ipv4_mask).into(),
-        IpAddr::V6(address) => match address.to_ipv4_mapped() {
-            Some(address) => (address & ipv4_mask).into(),
-            None => (address & ipv6_mask).into(),
-        },
-    }
 }

@@ -119,11 +119,11 @@ impl AccessList {
         Ok(Self(Arc::new(move |head| {
             let found = client.client(head)?;
             let is_listed = networks.contain(found.address);
-            if is_listed && !found.is_confirmed {
-                Err(access_denied())
-            } else {
-                Ok(is_listed)
+            if is_listed && !found.is_confirmed() {
+                // An allow list does not match after an error, and a deny list denies.
+                return Err(access_denied());
             }
+            Ok(is_listed)
         })))
     }
 

@@ -18,7 +18,7 @@ use crate::{
     decision::{Cause, Decision},
     head::ResponseHead,
     observe,
-    rule::{LivePlan, RuleError, RuleName},
+    rule::{LivePlan, Quotas, RuleError, RuleInfo, RuleName},
     store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt},
 };
 
@@ -90,14 +90,34 @@ struct OpenCharges {
 /// Settings for the adjustment of charges.
 #[derive(Clone)]
 pub(crate) struct AdjustConfig {
-    pub(crate) store: Arc<DynStore<Infallible>>,
-    /// The names of all rules of the layer.
-    pub(crate) rules: Arc<[RuleName]>,
-    /// The plans of the rules whose quotas can be replaced.
-    pub(crate) live: Arc<[(RuleName, LivePlan)]>,
+    store: Arc<DynStore<Infallible>>,
+    /// All rules of the layer.
+    rules: Arc<[AdjustableRule]>,
     /// The adjustment of a charge that nobody adjusts, if handlers get a handle.
     pub(crate) exposed: Option<Adjustment>,
     pub(crate) classify: Option<Classify>,
+}
+
+struct AdjustableRule {
+    name: RuleName,
+    /// The plan, if its quotas can be replaced.
+    live: Option<LivePlan>,
+}
+
+impl AdjustConfig {
+    /// Creates the settings of a layer that adjusts nothing yet.
+    pub(super) fn new(infos: &[RuleInfo<'_>], store: Arc<DynStore<Infallible>>) -> Self {
+        let rules = infos.iter().map(|info| AdjustableRule {
+            name: info.name,
+            live: info.live.cloned(),
+        });
+        Self {
+            store,
+            rules: rules.collect(),
+            exposed: None,
+            classify: None,
+        }
+    }
 }
 
 pub(crate) type Classify = Arc<dyn Fn(&ResponseHead<'_>) -> Adjustment + Send + Sync>;
@@ -113,14 +133,11 @@ impl ChargeHandle {
         charged: bool,
     ) -> Self {
         let adjusted = charges.iter().map(|_| AtomicBool::new(!charged)).collect();
-        let config = config.clone();
-        let charges = charges.into();
-        let runtime = runtime::Handle::try_current().ok();
         Self(Arc::new(OpenCharges {
-            config,
-            charges,
+            config: config.clone(),
+            charges: charges.into(),
             decision,
-            runtime,
+            runtime: runtime::Handle::try_current().ok(),
             adjusted,
         }))
     }
@@ -151,11 +168,11 @@ impl ChargeHandle {
     ///
     /// Fails if the layer has no rule of this name. The error lists the rules of the layer.
     pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), RuleError> {
-        let rules = &self.0.config.rules;
-        if !rules.iter().any(|rule| rule.as_str() == name) {
+        let names = self.0.config.rules.iter().map(|rule| rule.name);
+        if !names.clone().any(|rule| rule.as_str() == name) {
             return Err(RuleError::Unknown {
                 name: name.into(),
-                known: rules.clone(),
+                known: names.collect(),
             });
         }
         self.0.adjust(Some(name), |_| units);
@@ -251,40 +268,44 @@ impl OpenCharges {
     ///
     /// `cost` maps the charged units to the new units.
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
-        let store = &self.config.store;
         self.with(|charges| {
             for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
-                let other = rule.is_some_and(|name| charge.rule.owner().as_str() != name);
-                let other = other || !self.decision.charged(charge.rule);
-                if other || adjusted.swap(true, AcqRel) {
-                    continue;
-                }
-                let before = charge.cost;
-                let after = cost(charge.cost);
-                if after < before {
-                    store.undo(&[*charge], &self.decision, Some(before - after));
-                } else if after > before {
-                    // An older quota could end the account of the current one.
-                    let mut live = self.config.live.iter();
-                    let plan = live.find(|(name, _)| *name == charge.rule);
-                    let current = plan.map(|(_, plan)| plan.quotas());
-                    let quotas = current
-                        .as_ref()
-                        .map_or(charge.quotas, |quotas| quotas.charged());
-                    let late = i64::from(after - before);
-                    let rule = charge.rule;
-                    let report = move |Ok(made): Result<Decision, Infallible>| {
-                        let cause = made.cause();
-                        if cause.is_undone() || cause == Cause::Unsupported {
-                            observe::late_charge_lost(rule);
-                        }
-                    };
-                    store
-                        .adjust(&charge.with_quotas(quotas), late)
-                        .detach(report);
+                let is_meant = rule.is_none_or(|name| charge.rule.owner().as_str() == name);
+                let is_charged = self.decision.charged(charge.rule);
+                if is_meant && is_charged && !adjusted.swap(true, AcqRel) {
+                    self.adjust_to(charge, cost(charge.cost));
                 }
             }
         });
+    }
+
+    fn adjust_to(&self, charge: &Charge<'_>, cost: u32) {
+        if cost > charge.cost {
+            self.charge_late(charge, cost - charge.cost);
+        } else if cost < charge.cost {
+            let refund = Some(charge.cost - cost);
+            self.config.store.undo(&[*charge], &self.decision, refund);
+        }
+    }
+
+    /// Charges more units under the current quotas of the rule. An older quota could end the account of the
+    /// current one.
+    fn charge_late(&self, charge: &Charge<'_>, units: u32) {
+        let rule = charge.rule;
+        let mut rules = self.config.rules.iter();
+        let live = rules.find(|known| known.name == rule);
+        let live = live.and_then(|known| known.live.as_ref());
+        let current = live.map(LivePlan::quotas);
+        let quotas = current.as_ref().map_or(charge.quotas, Quotas::charged);
+        let report = move |Ok(made): Result<Decision, Infallible>| {
+            let cause = made.cause();
+            if cause.is_undone() || cause == Cause::Unsupported {
+                observe::late_charge_lost(rule);
+            }
+        };
+        let charge = charge.with_quotas(quotas);
+        let store = &self.config.store;
+        store.adjust(&charge, units.into()).detach(report);
     }
 }
 

@@ -1,9 +1,11 @@
-//! Decides if a request runs, waits or is rejected.
+//! Decides if a request runs, waits or is rejected. The module `waiting` has the decisions on requests that
+//! wait.
 
 #[cfg(feature = "axum")]
 use std::any::TypeId;
 use std::{
     any::type_name,
+    marker::PhantomData,
     mem,
     pin::Pin,
     slice,
@@ -20,7 +22,7 @@ use super::{
     RateLimitLayer,
     config::{Override, PenaltySet, ResponseContext},
     overcommit::InFlight,
-    queue::{LastDecision, QueuedRequest},
+    queue::QueuedRequest,
 };
 use crate::{
     decision::{Decision, Source},
@@ -31,7 +33,7 @@ use crate::{
     observe::{Charged, DecisionEvent},
     quota::Quota,
     reject::{Reject, Rejection},
-    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules, longest_wait},
+    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules},
     store::{self, Answer, CannotFail, Charge, Op, Store, StoreExt, millis},
 };
 
@@ -52,7 +54,7 @@ pub(super) enum Admission<P, S: Store> {
 }
 
 /// The next step of a request whose response has a body of the type `B`.
-type Next<B, S> = Admission<Response<B>, S>;
+pub(super) type Next<B, S> = Admission<Response<B>, S>;
 
 pin_project! {
     /// A pending store call, and its charges.
@@ -64,108 +66,62 @@ pin_project! {
         decision: S::Future,
         charges: OwnedCandidates,
         attempts: Attempts,
-        asked: Asked,
-        queued: Option<Box<QueuedRequest<S>>>,
+        asked: Asked<S>,
     }
 }
 
-/// The first call of the store about a request.
-#[derive(Clone, Copy)]
-struct Asked {
-    /// The instant before the call, for metrics.
+impl<S: Store> PendingCharge<S> {
+    fn step<P>(
+        decision: S::Future,
+        all: Candidates<'_, '_>,
+        attempts: Attempts,
+        asked: Asked<S>,
+    ) -> Admission<P, S> {
+        Admission::Deciding(Box::pin(Self {
+            decision,
+            charges: all.into(),
+            attempts,
+            asked,
+        }))
+    }
+}
+
+/// The circumstances in which the store is asked about a request.
+pub(super) struct Asked<S: Store> {
+    /// The instant before the first call, for metrics.
     at: Option<Instant>,
     /// The penalties under which a denial is a strike.
     striking: PenaltySet,
+    /// The place of the request in the queue, if it has one.
+    queued: Option<Box<QueuedRequest<S>>>,
 }
 
-impl Asked {
+impl<S: Store> Asked<S> {
     #[inline]
-    fn now(striking: PenaltySet) -> Self {
+    pub(super) fn now(striking: PenaltySet, queued: Option<Box<QueuedRequest<S>>>) -> Self {
         Self {
             at: cfg!(feature = "metrics").then(Instant::now),
             striking,
+            queued,
         }
     }
 }
 
-/// Decisions. `B` is the type of response bodies.
+/// The way of a request past the layer, for hooks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Passage {
+    /// It is rejected.
+    Rejected,
+    /// It runs without a wait in the layer.
+    AtOnce,
+    /// It runs after a wait in the layer.
+    AfterWait,
+}
+
 impl<K, S, R> RateLimitLayer<K, S, R>
 where
     K: Rules,
-    S: Store<Error: CannotFail>,
 {
-    /// Decides on a request, or starts a store call that completes later.
-    #[inline(always)]
-    pub(super) fn admit<B: 'static>(&self, head: &RequestHead<'_>) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        if let Err(bypass) = self.settings.check_bypass(head) {
-            return self.bypass(head, bypass);
-        }
-        let one = |charge: &Charge<'_>| self.decide(head, slice::from_ref(charge));
-        let several = |all: Candidates<'_, '_>| match all.choices {
-            [] => self.decide(head, all.charges),
-            _ => self.choose(head, all),
-        };
-        self.rules
-            .with_charges(head, one, several, |bypass| self.bypass(head, bypass))
-    }
-
-    /// Continues a request after its wait.
-    pub(super) fn end_wait<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        mut queued: Box<QueuedRequest<S>>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        let is_charged = queued.is_charged();
-        if !is_charged && queued.may_ask() {
-            return self.admit_again(head, queued);
-        }
-        let Some(last) = queued.last.take() else {
-            return self.admit_again(head, queued);
-        };
-        let LastDecision {
-            mut decision,
-            charges,
-        } = *last;
-        if is_charged {
-            return charges.with(|charges| self.respond(head, &mut decision, charges, None, true));
-        }
-        // That the layer ends all waits is no fault of the client.
-        let striking = if queued.is_closed() {
-            PenaltySet::NONE
-        } else {
-            PenaltySet::ALL
-        };
-        // The layer may have been switched off during the wait.
-        match self.settings.check_bypass(head) {
-            Ok(()) => {
-                charges.with(|charges| self.deny_request(head, &mut decision, charges, striking))
-            }
-            Err(bypass) => self.bypass(head, bypass),
-        }
-    }
-
-    /// Decides on a request that has waited for a slot. The quotas may have changed.
-    fn admit_again<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        queued: Box<QueuedRequest<S>>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        self.charges(
-            head,
-            |all| self.decide_queueing(head, all, Some(queued)),
-            |bypass| self.bypass(head, bypass),
-        )
-    }
-
     /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
     pub(super) fn charges<T>(
         &self,
@@ -178,108 +134,92 @@ where
             Err(bypass) => bypassed(bypass),
         }
     }
+}
 
-    /// Decides on a request that may queue.
-    #[inline(never)]
-    fn decide_queueing<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        all: Candidates<'_, '_>,
-        queued: Option<Box<QueuedRequest<S>>>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        let charges = all.charges;
-        // A wait for several slots would keep others from slots that are free.
-        let takes_several = charges.iter().any(Charge::takes_several_slots);
-        // The request holds a place in the queue from here on, because a charge that finds the
-        // queue full afterwards could not always be undone.
-        let mut queued = match queued {
-            None if !takes_several => self.settings.enter_queue(charges),
-            queued => queued,
-        };
-        let waited = match &mut queued {
-            Some(queued) if !takes_several => queued.begin_call(),
-            // Without a place in the queue, the request does not wait: nothing of `max_wait` is left.
-            _ => Duration::MAX,
-        };
-        // Otherwise, a denial may be due to a queue that others have filled.
-        let is_due_to_store = queued.is_some() || takes_several;
-        let striking = if is_due_to_store {
-            PenaltySet::ALL
-        } else {
-            self.settings.penalties_despite_full_queue(charges)
-        };
-        let mut waiting: SmallVec<[Charge<'_>; 4]> = SmallVec::from_slice(charges);
-        for charge in &mut waiting {
-            *charge = charge.with_max_wait(charge.max_wait.saturating_sub(waited));
+/// A layer, and the head of a request that it decides on. `B` is the type of response bodies.
+pub(super) struct Gate<'a, K, S, R, B> {
+    pub(super) layer: &'a RateLimitLayer<K, S, R>,
+    pub(super) head: &'a RequestHead<'a>,
+    body: PhantomData<fn() -> B>,
+}
+
+impl<K, S, R, B> Clone for Gate<'_, K, S, R, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K, S, R, B> Copy for Gate<'_, K, S, R, B> {}
+
+impl<'a, K, S, R, B> Gate<'a, K, S, R, B>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<B>,
+    B: 'static,
+{
+    #[inline]
+    pub(super) fn new(layer: &'a RateLimitLayer<K, S, R>, head: &'a RequestHead<'a>) -> Self {
+        Self {
+            layer,
+            head,
+            body: PhantomData,
         }
-        let all = Candidates {
-            charges: &waiting,
-            ..all
+    }
+
+    /// Decides on a request, or starts a store call that completes later.
+    #[inline(always)]
+    pub(super) fn admit(self) -> Next<B, S> {
+        if let Err(bypass) = self.layer.settings.check_bypass(self.head) {
+            return self.bypass(bypass);
+        }
+        let one = |charge: &Charge<'_>| self.decide(slice::from_ref(charge));
+        let several = |all: Candidates<'_, '_>| match all.choices {
+            [] => self.decide(all.charges),
+            _ => self.choose(all),
         };
-        self.attempt(head, all, Attempts::default(), Asked::now(striking), queued)
+        self.layer
+            .rules
+            .with_charges(self.head, one, several, |bypass| self.bypass(bypass))
     }
 
     /// Decides on a request that has a choice between charges.
     #[inline(never)]
-    fn choose<B: 'static>(&self, head: &RequestHead<'_>, all: Candidates<'_, '_>) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        if self.settings.may_queue && all.charges.iter().any(Charge::queues) {
-            return self.decide_queueing(head, all, None);
+    fn choose(self, all: Candidates<'_, '_>) -> Next<B, S> {
+        if self.layer.settings.may_queue && all.charges.iter().any(Charge::queues) {
+            return self.decide_queueing(all, None);
         }
-        self.attempt(
-            head,
-            all,
-            Attempts::default(),
-            Asked::now(PenaltySet::ALL),
-            None,
-        )
+        let asked = Asked::now(PenaltySet::ALL, None);
+        self.attempt(all, Attempts::default(), asked)
     }
 
     /// Asks the store for one attempt after another, until one is allowed or all are denied.
     #[inline(never)]
-    fn attempt<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
+    pub(super) fn attempt(
+        self,
         all: Candidates<'_, '_>,
         mut attempts: Attempts,
-        asked: Asked,
-        queued: Option<Box<QueuedRequest<S>>>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        if self.cannot_hold::<B>(all.charges) {
-            return self.deny_unheld(head, all.charges);
+        asked: Asked<S>,
+    ) -> Next<B, S> {
+        if self.cannot_hold(all.charges) {
+            return self.deny_unheld(all.charges);
         }
-        let store: &S = &self.store;
+        let store: &S = &self.layer.store;
         loop {
             let mut made = SmallVec::new();
-            let waiter = queued.as_ref().and_then(|queued| queued.waiter.as_ref());
+            let queued = asked.queued.as_ref();
+            let waiter = queued.and_then(|queued| queued.waiter.as_ref());
             let context = store::Context::default().with_waiter(waiter);
             let take = Op::Take(attempts.charges(all, &mut made));
             match store.call(take, &context) {
                 Answer::Now(ref mut decision) => {
-                    let taken = decision.as_mut().unwrap_or_else(|error| error.never());
-                    if !attempts.advance(all, taken) {
-                        return self
-                            .conclude_attempts(head, decision, all, &attempts, asked, queued);
+                    let decision = decision.as_mut().unwrap_or_else(|error| error.never());
+                    if !attempts.advance(all, decision) {
+                        return self.conclude_attempts(decision, all, &attempts, asked);
                     }
                 }
                 Answer::Later(decision) => {
-                    let charges = all.into();
-                    let pending = PendingCharge {
-                        decision,
-                        charges,
-                        attempts,
-                        asked,
-                        queued,
-                    };
-                    return Admission::Deciding(Box::pin(pending));
+                    return PendingCharge::step(decision, all, attempts, asked);
                 }
             }
         }
@@ -287,301 +227,258 @@ where
 
     /// Returns `true` if the slots of these charges would be free before the response body ends.
     #[inline(always)]
-    fn cannot_hold<B: 'static>(&self, charges: &[Charge<'_>]) -> bool {
-        self.settings.may_hold && needs_slot(charges) && !self.settings.hold.can_hold::<B>()
+    fn cannot_hold(self, charges: &[Charge<'_>]) -> bool {
+        self.layer.settings.may_hold
+            && needs_slot(charges)
+            && !self.layer.settings.hold.can_hold::<B>()
     }
 
+    /// Denies a request whose slots cannot be held, without a call.
     #[cold]
-    fn deny_unheld<B: 'static>(&self, head: &RequestHead<'_>, charges: &[Charge<'_>]) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
+    fn deny_unheld(self, charges: &[Charge<'_>]) -> Next<B, S> {
         let mut denied = Decision::deny().with_source(Source::FailedClosed);
-        self.deny_request(head, &mut denied, charges, PenaltySet::NONE)
+        self.deny_request(&mut denied, charges, PenaltySet::NONE)
     }
 
     /// Continues after the last attempt.
-    fn conclude_attempts<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        decision: &mut Result<Decision, S::Error>,
+    fn conclude_attempts(
+        self,
+        decision: &mut Decision,
         all: Candidates<'_, '_>,
         attempts: &Attempts,
-        asked: Asked,
-        queued: Option<Box<QueuedRequest<S>>>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
+        asked: Asked<S>,
+    ) -> Next<B, S> {
         if !all.choices.is_empty() {
-            self.settings
-                .metrics
-                .attempted(attempts.repeats.saturating_add(1));
+            let calls = attempts.repeats.saturating_add(1);
+            self.layer.settings.metrics.attempted(calls);
         }
-        let taken = decision.as_ref().unwrap_or_else(|error| error.never());
         let mut made = SmallVec::new();
-        let charges = attempts.described(all, taken, &mut made);
-        self.conclude(head, decision, charges, asked, queued)
+        let charges = attempts.described(all, decision, &mut made);
+        self.conclude(decision, charges, asked)
     }
 
+    /// Decides on a request whose charges must all fit.
     #[inline(always)]
-    fn decide<B: 'static>(&self, head: &RequestHead<'_>, charges: &[Charge<'_>]) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        if self.settings.may_queue && charges.iter().any(Charge::queues) {
-            return self.decide_queueing(head, charges.into(), None);
+    fn decide(self, charges: &[Charge<'_>]) -> Next<B, S> {
+        if self.layer.settings.may_queue && charges.iter().any(Charge::queues) {
+            return self.decide_queueing(charges.into(), None);
         }
-        if self.cannot_hold::<B>(charges) {
-            return self.deny_unheld(head, charges);
+        if self.cannot_hold(charges) {
+            return self.deny_unheld(charges);
         }
-        let store: &S = &self.store;
-        let asked = Asked::now(PenaltySet::ALL);
+        let store: &S = &self.layer.store;
+        let asked = Asked::now(PenaltySet::ALL, None);
         match store.take(charges) {
-            Answer::Now(ref mut decision) => self.conclude(head, decision, charges, asked, None),
-            Answer::Later(decision) => Admission::Deciding(Box::pin(PendingCharge {
-                decision,
-                charges: Candidates::from(charges).into(),
-                attempts: Attempts::default(),
-                asked,
-                queued: None,
-            })),
+            Answer::Now(ref mut decision) => {
+                let decision = decision.as_mut().unwrap_or_else(|error| error.never());
+                self.conclude(decision, charges, asked)
+            }
+            Answer::Later(decision) => {
+                PendingCharge::step(decision, charges.into(), Attempts::default(), asked)
+            }
         }
     }
 
     /// Continues a request after a store call.
-    pub(super) fn resume<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
+    pub(super) fn resume(
+        self,
         pending: Pin<&mut PendingCharge<S>>,
         cx: &mut Context<'_>,
-    ) -> Poll<Next<B, S>>
-    where
-        R: Reject<B>,
-    {
+    ) -> Poll<Next<B, S>> {
         let pending = pending.project();
-        let mut decision = ready!(pending.decision.poll(cx));
-        let queued = pending.queued.take();
+        let mut answer = ready!(pending.decision.poll(cx));
+        let decision = answer.as_mut().unwrap_or_else(|error| error.never());
         let mut attempts = mem::take(pending.attempts);
+        let asked = Asked {
+            queued: pending.asked.queued.take(),
+            ..*pending.asked
+        };
         Poll::Ready(pending.charges.with(|all| {
-            let taken = decision.as_mut().unwrap_or_else(|error| error.never());
-            if attempts.advance(all, taken) {
-                return self.attempt(head, all, attempts, *pending.asked, queued);
+            if attempts.advance(all, decision) {
+                return self.attempt(all, attempts, asked);
             }
-            self.conclude_attempts(head, &mut decision, all, &attempts, *pending.asked, queued)
+            self.conclude_attempts(decision, all, &attempts, asked)
         }))
     }
 
+    /// Continues after the decision that is final.
     #[inline(always)]
-    fn conclude<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        decision: &mut Result<Decision, S::Error>,
+    fn conclude(
+        self,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
-        asked: Asked,
-        queued: Option<Box<QueuedRequest<S>>>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        let decision = decision.as_mut().unwrap_or_else(|error| error.never());
+        asked: Asked<S>,
+    ) -> Next<B, S> {
         if let Some(started) = asked.at {
-            self.settings.metrics.answered(decision, started);
+            self.layer.settings.metrics.answered(decision, started);
         }
         if !decision.is_allowed() {
-            self.settings.mark_overload(decision, charges);
-            let had_place = queued.is_some();
-            match queued.and_then(|queued| self.wait_for_slot(queued, decision, charges)) {
-                Some(queued) => Admission::Waiting(queued),
-                // That the layer ends all waits is no fault of the client.
-                None if had_place && self.settings.queue.is_closed() => {
-                    self.deny_request(head, decision, charges, PenaltySet::NONE)
-                }
-                None => self.deny_request(head, decision, charges, asked.striking),
-            }
-        } else if decision.wait > 0 {
-            self.wait_for_turn(head, decision, charges, queued)
-        } else {
-            let has_waited = queued.is_some_and(|queued| queued.has_waited);
-            self.respond(head, decision, charges, None, has_waited)
+            return self.conclude_denial(decision, charges, asked);
         }
+        if decision.wait > 0 {
+            return self.wait_for_turn(decision, charges, asked.queued);
+        }
+        let has_waited = asked.queued.is_some_and(|queued| queued.has_waited);
+        let passage = if has_waited {
+            Passage::AfterWait
+        } else {
+            Passage::AtOnce
+        };
+        self.run_request(decision, charges, None, passage)
+    }
+
+    /// Denies a request, unless it may wait for a slot.
+    #[inline(always)]
+    fn conclude_denial(
+        self,
+        decision: &mut Decision,
+        charges: &[Charge<'_>],
+        asked: Asked<S>,
+    ) -> Next<B, S> {
+        self.layer.settings.mark_overload(decision, charges);
+        let Some(queued) = asked.queued else {
+            return self.deny_request(decision, charges, asked.striking);
+        };
+        if let Some(queued) = self.wait_for_slot(queued, decision, charges) {
+            return Admission::Waiting(queued);
+        }
+        let striking = self.layer.settings.penalties_after_wait();
+        self.deny_request(decision, charges, striking)
     }
 
     /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
-    fn bypass<B: 'static>(&self, head: &RequestHead<'_>, bypass: Bypass) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        let settings = &self.settings;
-        let is_exempt = matches!(bypass, Bypass::Exempt(_));
-        // Charged requests are recorded only while the layer is early, so a later one that is not charged
-        // proves nothing.
-        if is_exempt && settings.enabled.is_on() && settings.nesting.is_early() {
-            settings.miss_charge();
-        }
-        if let Bypass::Rejected(error) = bypass {
-            let is_admitted = settings.report_only.is_on();
-            self.notify(head, Err(&error), is_admitted, false, &[]);
-            if !is_admitted {
-                if error.is_no_peer() {
-                    log_no_peer::<B>(&error);
-                }
-                let why = self.rejection(Err(&error), None, &settings.template);
-                return Admission::Rejected(why.response(&*self.reject, head, &[], false));
+    pub(super) fn bypass(self, bypass: Bypass) -> Next<B, S> {
+        match bypass {
+            Bypass::Exempt(_) => self.layer.settings.record_exempt(),
+            Bypass::Rejected(error) if self.layer.settings.report_only.is_on() => {
+                self.notify(Err(&error), Passage::AtOnce, &[]);
             }
+            Bypass::Rejected(error) => return self.reject_unkeyed(&error),
         }
-        match ResponseContext::uncharged(settings) {
+        match ResponseContext::uncharged(&self.layer.settings) {
             Some(context) => Admission::Extended(context),
             None => Admission::Admitted(None),
         }
     }
 
-    /// Lets a denied request wait for a slot, if it has a place in a queue of the store.
-    fn wait_for_slot(
-        &self,
-        mut queued: Box<QueuedRequest<S>>,
-        decision: &Decision,
-        charges: &[Charge<'_>],
-    ) -> Option<Box<QueuedRequest<S>>> {
-        let until = queued.next_call()?;
-        queued.observe(&self.settings.metrics, decision, charges);
-        let last = Box::new(LastDecision {
-            decision: decision.clone(),
-            charges: charges.into(),
-        });
-        queued.begin_wait(until, last).ok()
-    }
-
-    /// Lets a request wait for the turn of its charge.
-    #[cold]
-    fn wait_for_turn<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
-        decision: &mut Decision,
-        charges: &[Charge<'_>],
-        queued: Option<Box<QueuedRequest<S>>>,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        let in_time = |queued: &QueuedRequest<S>| {
-            let waited = queued.entered.elapsed().saturating_add(decision.wait());
-            waited <= longest_wait(head, Duration::MAX)
-        };
-        // A store may queue a charge that does not ask for it.
-        let queued = queued.or_else(|| self.settings.enter_queue(charges));
-        let queued = queued.filter(|queued| in_time(queued));
-        let decision = mem::replace(decision, Decision::deny());
-        let last = Box::new(LastDecision {
-            decision,
-            charges: charges.into(),
-        });
-        let undone = match queued {
-            Some(mut queued) => {
-                queued.observe(&self.settings.metrics, &last.decision, charges);
-                match queued.begin_turn(&self.store, last) {
-                    Ok(queued) => return Admission::Waiting(queued),
-                    Err(last) => last,
-                }
-            }
-            // The queue is full or closed, or the store call took part of the deadline.
-            None => last,
-        };
-        undone.undo(&*self.store);
-        self.deny_request(
-            head,
-            &mut undone.decision.into_denied(),
-            charges,
-            PenaltySet::NONE,
-        )
+    /// Rejects a request without a usable key, or on a deny list.
+    fn reject_unkeyed(self, error: &KeyError) -> Next<B, S> {
+        self.notify(Err(error), Passage::Rejected, &[]);
+        if error.is_no_peer() {
+            log_no_peer::<B>(error);
+        }
+        let why = self.rejection(Err(error), None, &self.layer.settings.template);
+        Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]))
     }
 
     /// Rejects a request, which is a strike under the penalties of `striking`, unless it runs despite
     /// the denial.
-    fn deny_request<B: 'static>(
-        &self,
-        head: &RequestHead<'_>,
+    pub(super) fn deny_request(
+        self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         striking: PenaltySet,
-    ) -> Next<B, S>
-    where
-        R: Reject<B>,
-    {
-        let settings = &self.settings;
+    ) -> Next<B, S> {
+        let settings = &self.layer.settings;
         if let Some(reason) = settings.override_denial(Some(decision)) {
-            let mut in_flight = None;
-            if let Override::Overcommit(counted) = reason {
-                (decision.allowed, decision.overage) = (true, true);
-                in_flight = Some(counted);
-            }
-            return self.respond(head, decision, charges, in_flight, false);
+            return self.run_despite_denial(decision, charges, reason);
         }
         settings.charging.record_hit();
         if settings.is_observed() {
-            self.notify(head, Ok(decision), false, false, charges);
+            self.notify(Ok(decision), Passage::Rejected, charges);
         }
-        settings
-            .penalties(striking)
-            .for_each(|penalty| penalty.count_denial(decision, charges));
-        let retry_after = settings
-            .retries
-            .wait(settings.queue_bounds, head, decision, charges);
+        for penalty in settings.penalties(striking) {
+            penalty.count_denial(decision, charges);
+        }
+        Admission::Rejected(self.denial(decision, charges))
+    }
+
+    fn run_despite_denial(
+        self,
+        decision: &mut Decision,
+        charges: &[Charge<'_>],
+        reason: Override,
+    ) -> Next<B, S> {
+        let in_flight = match reason {
+            Override::ReportOnly => None,
+            Override::Overcommit(in_flight) => {
+                decision.allowed = true;
+                decision.overage = true;
+                Some(in_flight)
+            }
+        };
+        self.run_request(decision, charges, in_flight, Passage::AtOnce)
+    }
+
+    /// Returns the response to a denied request.
+    #[inline(always)]
+    fn denial(self, decision: &Decision, charges: &[Charge<'_>]) -> Response<B> {
+        let settings = &self.layer.settings;
+        let retry_after =
+            settings
+                .retries
+                .wait(settings.queue_bounds, self.head, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);
-        let mut response = why.response(&*self.reject, head, charges, settings.exposes_decision);
+        let mut response = why.response(&*self.layer.reject, self.head, charges);
+        if settings.exposes_decision {
+            response.extensions_mut().insert(decision.clone());
+        }
         if let Some(wait) = retry_after.filter(|_| settings.retries.in_milliseconds) {
             response
                 .headers_mut()
                 .entry(RETRY_AFTER_MS)
                 .or_insert_with(|| millis(wait).into());
         }
-        Admission::Rejected(response)
+        response
     }
 
-    /// Admits a request.
+    /// Lets a request run.
     #[inline(always)]
-    fn respond<P>(
-        &self,
-        head: &RequestHead<'_>,
+    pub(super) fn run_request(
+        self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
-        has_waited: bool,
-    ) -> Admission<P, S> {
-        let settings = &self.settings;
+        passage: Passage,
+    ) -> Next<B, S> {
+        let settings = &self.layer.settings;
         if settings.is_observed() {
-            self.notify(head, Ok(decision), true, has_waited, charges);
+            self.notify(Ok(decision), passage, charges);
         }
         let lines = settings.template.lines(charges, decision);
-        if settings.has_context || decision.slot.is_some() || settings.nesting.is_early() {
+        if settings.has_context || decision.slot.is_some() || settings.nesting.sample() {
             let context = ResponseContext::new(lines, settings, decision, charges, in_flight);
             return Admission::Extended(context);
         }
         Admission::Admitted(lines)
     }
 
-    fn rejection<'a>(
-        &'a self,
+    fn rejection(
+        self,
         cause: Result<&'a Decision, &'a KeyError>,
         retry_after: Option<Duration>,
         template: &'a Template,
     ) -> Rejection<'a> {
-        let secret = self.settings.secret.as_ref();
-        Rejection::new(cause, retry_after, template, Some(&*self.rules), secret)
+        let secret = self.layer.settings.secret.as_ref();
+        Rejection::new(
+            cause,
+            retry_after,
+            template,
+            Some(&*self.layer.rules),
+            secret,
+        )
     }
 
     /// Calls the hooks.
     #[inline(never)]
     fn notify(
-        &self,
-        head: &RequestHead<'_>,
+        self,
         decision: Result<&Decision, &KeyError>,
-        is_admitted: bool,
-        is_delayed: bool,
+        passage: Passage,
         charges: &[Charge<'_>],
     ) {
         let charged = &|rule| {
@@ -592,20 +489,18 @@ where
                 cost: charge.cost,
             })
         };
-        let secret = self.settings.secret.as_ref();
-        let event = DecisionEvent {
-            head,
+        self.layer.settings.notify(&DecisionEvent {
+            head: self.head,
             decision,
-            is_admitted,
-            is_delayed,
+            is_admitted: passage != Passage::Rejected,
+            is_delayed: passage == Passage::AfterWait,
             charged,
-            secret,
-        };
-        self.settings.notify(&event);
+            secret: self.layer.settings.secret.as_ref(),
+        });
     }
 }
 
-/// Returns `true` if a charge takes slots that limit its request.
+/// Returns `true` if one of the charges takes slots, and may deny.
 #[inline(never)]
 fn needs_slot(charges: &[Charge<'_>]) -> bool {
     charges
@@ -621,16 +516,17 @@ fn log_no_peer<B: 'static>(error: &KeyError) {
     let Ok(mut last) = LAST.try_lock() else {
         return;
     };
-    if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60)) {
-        *last = Some(Instant::now());
-        let hint = if is_of_another_axum::<B>() {
-            "; this server is of another version of axum, whose ConnectInfo cannot be read: use \
-             axum 0.8, or insert the SocketAddr into the extensions of each request"
-        } else {
-            ""
-        };
-        error!("every request is rejected with 500: {error}{hint}");
+    if last.is_some_and(|last| last.elapsed() < Duration::from_secs(60)) {
+        return;
     }
+    *last = Some(Instant::now());
+    let hint = if is_of_another_axum::<B>() {
+        "; this server is of another version of axum, whose ConnectInfo cannot be read: use axum 0.8, \
+         or insert the SocketAddr into the extensions of each request"
+    } else {
+        ""
+    };
+    error!("every request is rejected with 500: {error}{hint}");
 }
 
 /// Returns `true` for the body type of another version of axum.

@@ -18,7 +18,7 @@ use super::{
     drain::DrainConfig,
     hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
-    penalty::{RulePenalty, Watched},
+    penalty::{PendingStrike, RulePenalty},
     queue::{Bounds, Queue, QueuedRequest},
     retry_after::Retries,
 };
@@ -30,9 +30,9 @@ use crate::{
     fingerprint::FingerprintKey,
     head::RequestHead,
     headers::{HeaderPolicy, Lines, Template},
-    observe::{self, DecisionEvent, Metrics, OnDecision},
-    rule::{Bypass, Controller, Measurement, RuleInfo, RuleName},
-    store::{Charge, Store},
+    observe::{self, DecisionEvent, MeteredRule, Metrics, OnDecision},
+    rule::{Bypass, Candidates, Controller, Measurement, OwnedCandidates, RuleInfo, RuleName},
+    store::{Charge, Store, without_queueing},
     toggle::Toggle,
 };
 
@@ -67,15 +67,14 @@ pub(crate) struct LayerConfig {
     pub(crate) penalties: Vec<Arc<RulePenalty>>,
     pub(crate) hold: Arc<HoldConfig>,
     pub(super) drain: Arc<DrainConfig>,
-    /// The controllers of rules with adaptive limits.
-    pub(crate) adaptive: Vec<(RuleName, Arc<Controller>)>,
+    pub(crate) adaptive: Vec<AdaptiveRule>,
     pub(crate) metrics: Metrics,
     /// The hooks of rules and of the user.
     pub(crate) hooks: Vec<Arc<dyn OnDecision>>,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
     /// `true` if an admin page has the toggles and the secret.
-    pub(crate) is_watched: bool,
+    pub(crate) is_on_admin_page: bool,
     /// `true` if every request has a [`ResponseContext`], and until [`prepare`](Self::prepare) looks.
     pub(crate) has_context: bool,
     pub(super) nesting: Arc<NestingCheck>,
@@ -84,10 +83,49 @@ pub(crate) struct LayerConfig {
     pub(crate) advised: Arc<AtomicBool>,
 }
 
+/// A rule with an adaptive limit.
+#[derive(Clone)]
+pub(crate) struct AdaptiveRule {
+    rule: RuleName,
+    controller: Arc<Controller>,
+}
+
+impl AdaptiveRule {
+    fn new(info: &RuleInfo<'_>) -> Option<Self> {
+        Some(Self {
+            rule: info.name,
+            controller: info.live?.controller.clone()?,
+        })
+    }
+
+    /// Measures a request that was charged under the rule.
+    fn measure(&self, decision: &Decision, charges: &[Charge<'_>]) -> Option<Measurement> {
+        let charge = Charge::find(charges, self.rule).filter(|_| decision.charged(self.rule))?;
+        Some(self.controller.hold(charge.cost))
+    }
+}
+
+fn metered(info: &RuleInfo<'_>) -> MeteredRule {
+    MeteredRule {
+        name: info.name,
+        is_chosen: info.is_chosen(),
+    }
+}
+
 /// The reason to run a request that would otherwise be rejected.
 pub(crate) enum Override {
     ReportOnly,
     Overcommit(InFlight),
+}
+
+impl Override {
+    /// Returns the reason for an explanation.
+    pub(super) fn text(&self) -> &'static str {
+        match self {
+            Self::ReportOnly => "the layer only reports",
+            Self::Overcommit(_) => "the layer overcommits, and there is capacity",
+        }
+    }
 }
 
 impl LayerConfig {
@@ -116,14 +154,11 @@ impl LayerConfig {
             penalties: Vec::new(),
             hold: Arc::default(),
             drain: Arc::default(),
-            adaptive: infos
-                .iter()
-                .filter_map(|info| Some((info.name, info.live?.controller.clone()?)))
-                .collect(),
-            metrics: Metrics::new(infos.iter().map(|info| (info.name, info.is_chosen()))),
+            adaptive: infos.iter().filter_map(AdaptiveRule::new).collect(),
+            metrics: Metrics::new(infos.iter().map(metered)),
             hooks: infos.iter().filter_map(RuleInfo::hook).collect(),
             secret: None,
-            is_watched: false,
+            is_on_admin_page: false,
             has_context: true,
             nesting: Arc::new(NestingCheck::new(accounts)),
             charging: Arc::default(),
@@ -156,21 +191,39 @@ impl LayerConfig {
 
     /// Records a request that passed without a charge.
     #[cold]
-    pub(super) fn miss_charge(&self) {
+    fn miss_charge(&self) {
         if self.charging.record_miss() {
             warn_of_no_charge();
         }
     }
 
-    /// Returns `true` if the queue is full or closed, the request needs several slots, or the layer is
-    /// report-only.
-    #[inline]
-    pub(crate) fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
-        let takes_several = || charges.iter().any(Charge::takes_several_slots);
-        charges.iter().any(Charge::queues)
-            && (self.report_only.is_on()
-                || takes_several()
-                || self.queue.is_full(charges, self.queue_bounds))
+    /// Records a request that bypassed the rules, unless the layer is off.
+    pub(super) fn record_exempt(&self) {
+        // Charged requests are recorded only while the layer samples, so a later one that is not charged
+        // proves nothing.
+        if self.enabled.is_on() && self.nesting.sample() {
+            self.miss_charge();
+        }
+    }
+
+    /// Returns `true` if a request cannot wait although a rule lets it: the layer is report-only, the
+    /// request needs several slots, or the queue is full or closed.
+    fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
+        if !charges.iter().any(Charge::queues) {
+            return false;
+        }
+        self.report_only.is_on()
+            || charges.iter().any(Charge::takes_several_slots)
+            || self.queue.is_full(charges, self.queue_bounds)
+    }
+
+    /// Returns a copy of the charges that a request would be decided by now.
+    pub(super) fn owned_now(&self, all: Candidates<'_, '_>) -> OwnedCandidates {
+        if !self.must_not_queue(all.charges) {
+            return all.into();
+        }
+        let charges = &without_queueing(all.charges);
+        Candidates { charges, ..all }.into()
     }
 
     /// Returns a reason to run a request that would otherwise be rejected, or `None` to reject it.
@@ -179,10 +232,10 @@ impl LayerConfig {
         if self.report_only.is_on() {
             return Some(Override::ReportOnly);
         }
-        let overcommit = self
-            .overcommit
-            .as_ref()
-            .filter(|_| decision.is_some_and(Decision::may_pass_beyond))?;
+        let overcommit = self.overcommit.as_ref()?;
+        if !decision.is_some_and(Decision::may_pass_beyond) {
+            return None;
+        }
         overcommit.try_enter().map(Override::Overcommit)
     }
 
@@ -193,35 +246,33 @@ impl LayerConfig {
         if self.adaptive.is_empty() || decision.is_blocked() {
             return;
         }
-        let need_and_max = |outcome: &Outcome| {
-            let charge = charges
-                .iter()
-                .find(|charge| charge.rule == outcome.rule())?;
-            let controller = self
-                .adaptive
-                .iter()
-                .find(|(rule, _)| *rule == charge.rule)?;
-            (outcome.held().is_some()).then(|| (charge.demand().need(), controller.1.max))
-        };
-        let mut adaptive = 0;
-        let mut others = 0;
-        for outcome in decision
-            .outcomes
-            .iter_mut()
-            .filter(|outcome| outcome.denies())
-        {
-            let Some((need, max)) = need_and_max(outcome) else {
-                others += 1;
+        let mut is_by_adaptive = false;
+        let mut is_by_others = false;
+        for outcome in &mut decision.outcomes {
+            if !outcome.denies() {
+                continue;
+            }
+            let Some(max) = self.adaptive_max(outcome) else {
+                is_by_others = true;
                 continue;
             };
-            adaptive += 1;
-            if need <= max.into() {
+            is_by_adaptive = true;
+            let charge = Charge::find(charges, outcome.rule());
+            if charge.is_some_and(|charge| charge.demand().need() <= max.into()) {
                 outcome.set_retry_ns(UNKNOWN_WAIT);
             }
         }
-        if adaptive > 0 && others == 0 {
+        if is_by_adaptive && !is_by_others {
             decision.source = Source::Overload;
         }
+    }
+
+    /// Returns the highest limit of an outcome, if the limit is adaptive.
+    fn adaptive_max(&self, outcome: &Outcome) -> Option<u32> {
+        outcome.held()?;
+        let mut adaptive = self.adaptive.iter();
+        let found = adaptive.find(|adaptive| adaptive.rule == outcome.rule())?;
+        Some(found.controller.max)
     }
 
     /// Returns `true` if anything reads the decisions.
@@ -230,11 +281,12 @@ impl LayerConfig {
         cfg!(feature = "metrics") || !self.hooks.is_empty() || observe::has_subscriber()
     }
 
-    /// An admin page would change a toggle that the layer no longer has.
+    /// Panics if an admin page shows the setting, since it would change a toggle that the layer no longer
+    /// has.
     #[track_caller]
-    pub(crate) fn assert_unwatched(&self, setting: &str) {
+    pub(crate) fn assert_not_on_admin_page(&self, setting: &str) {
         assert!(
-            !self.is_watched,
+            !self.is_on_admin_page,
             "{setting} after Admin::watch: the admin page has the earlier value; set it before watch"
         );
     }
@@ -268,10 +320,10 @@ impl LayerConfig {
         &self,
         charges: &[Charge<'_>],
     ) -> Option<Box<QueuedRequest<S>>> {
-        let may_queue = !self.report_only.is_on();
-        may_queue
-            .then(|| self.queue.enter(charges, self.queue_bounds))
-            .flatten()
+        if self.report_only.is_on() {
+            return None;
+        }
+        self.queue.enter(charges, self.queue_bounds)
     }
 
     /// Returns the penalties under which a denial is a strike although the queue has no place for the
@@ -285,6 +337,16 @@ impl LayerConfig {
             }
         }
         striking
+    }
+
+    /// Returns the penalties under which a denial is a strike after a wait. That the layer ends all waits is
+    /// no fault of the client.
+    pub(super) fn penalties_after_wait(&self) -> PenaltySet {
+        if self.queue.is_closed() {
+            PenaltySet::NONE
+        } else {
+            PenaltySet::ALL
+        }
     }
 
     /// Returns the penalties of a set.
@@ -338,40 +400,51 @@ pub(crate) struct ResponseContext {
     /// Boxed, because few layers expose it and moving it is slow.
     decision: Option<Box<Decision>>,
     charge: Option<ChargeHandle>,
-    watched: SmallVec<[Watched; 1]>,
-    slot: Option<(Slot, Arc<HoldConfig>)>,
+    /// For penalties by response.
+    strikes: SmallVec<[PendingStrike; 1]>,
+    held: Option<HeldSlot>,
     measured: SmallVec<[Measurement; 1]>,
     _in_flight: Option<InFlight>,
-    /// For the first requests: the rules that charged the request.
-    counted: Option<(Arc<NestingCheck>, SmallVec<[RuleName; 4]>)>,
-    /// `true` for the first requests.
-    is_early: bool,
+    /// Set for one of the first requests.
+    sampled: Option<SampledRequest>,
+}
+
+/// The slots of a request, and how long to hold them.
+struct HeldSlot {
+    slot: Slot,
+    config: Arc<HoldConfig>,
+}
+
+/// One of the first requests, and the rules that charged it.
+struct SampledRequest {
+    nesting: Arc<NestingCheck>,
+    rules: SmallVec<[RuleName; 4]>,
 }
 
 impl ResponseContext {
-    /// Returns the context of a request that bypassed the store.
+    /// Returns the context of a request that bypassed the store, if it needs one.
     pub(super) fn uncharged(settings: &LayerConfig) -> Option<Box<Self>> {
         let bypass = || Decision::allow().with_source(Source::Bypass);
-        let exposed = settings
+        let exposing = settings
             .adjustment
             .as_ref()
             .filter(|config| config.exposed.is_some());
-        let charge = exposed.map(|config| ChargeHandle::new(config, &[], bypass(), false));
+        let charge = exposing.map(|config| ChargeHandle::new(config, &[], bypass(), false));
         let decision = settings.exposes_decision.then(|| Box::new(bypass()));
-        let is_used = charge.is_some() || decision.is_some();
-        is_used.then(|| {
-            Box::new(Self {
-                charge,
-                decision,
-                ..Self::default()
-            })
-        })
+        if charge.is_none() && decision.is_none() {
+            return None;
+        }
+        Some(Box::new(Self {
+            charge,
+            decision,
+            ..Self::default()
+        }))
     }
 
     /// Writes header fields and extensions to a response, adjusts the charge, and makes the body
     /// hold the slots.
     pub(super) fn apply<B: 'static>(self: Box<Self>, mut response: Response<B>) -> Response<B> {
-        if self.is_early && response.headers().contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+        if self.sampled.is_some() && response.headers().contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
             warn_of_inner_cors();
         }
         if let Some(lines) = self.lines {
@@ -383,29 +456,19 @@ impl ResponseContext {
         if let Some(charge) = &self.charge {
             charge.classify(&response);
         }
-        self.watched
-            .iter()
-            .for_each(|watched| watched.classify(&response));
-        let Some((mut slot, config)) = self.slot else {
-            return response;
-        };
-        if !self.measured.is_empty() {
-            let overloaded = config.is_overloaded(&response);
-            self.measured
-                .into_iter()
-                .for_each(|measured| measured.complete(overloaded));
+        for strike in &self.strikes {
+            strike.classify(&response);
         }
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS && !config.exposed {
-            warn_of_upgrade();
+        match self.held {
+            Some(held) => held.end_head(self.measured, response),
+            None => response,
         }
-        slot.end_head();
-        config.hold(slot, response)
     }
 
     /// Inserts the extensions for the handler, which is called next.
     pub(super) fn attach(&mut self, extensions: &mut Extensions) {
-        if let Some((nesting, rules)) = self.counted.take() {
-            nesting.record(&rules, extensions);
+        if let Some(SampledRequest { nesting, rules }) = &self.sampled {
+            nesting.record(rules, extensions);
         }
         if let Some(decision) = &self.decision {
             extensions.insert(Decision::clone(decision));
@@ -413,7 +476,7 @@ impl ResponseContext {
         if let Some(charge) = &self.charge {
             charge.expose(extensions);
         }
-        if let Some((slot, config)) = &self.slot {
+        if let Some(HeldSlot { slot, config }) = &self.held {
             self.measured.iter_mut().for_each(Measurement::start);
             if config.exposed {
                 extensions.insert(slot.clone());
@@ -432,33 +495,18 @@ impl ResponseContext {
         // Filled in place, because moving it is slow.
         let mut context = Box::<Self>::default();
         context.lines = lines;
-        if decision.slot.is_some() {
-            for it in charges {
-                settings.metrics.hold(decision, it.rule, it.quotas, it.cost);
-            }
-        }
         // The slots move to the context first, so that the clones of the decision below hold none.
-        if let Some(slot) = decision.take_slot() {
-            context.slot = Some((slot, settings.hold.clone()));
-            for (rule, controller) in &settings.adaptive {
-                let mut charges = charges.iter();
-                let charge = charges.find(|charge| charge.rule == *rule && decision.charged(*rule));
-                context
-                    .measured
-                    .extend(charge.map(|charge| controller.hold(charge.cost)));
-            }
-        }
-        for it in settings
-            .penalties
-            .iter()
-            .filter(|_| !settings.report_only.is_on())
-        {
-            context.watched.extend(Watched::new(it, decision, charges));
+        context.hold_slots(settings, decision, charges);
+        if !settings.report_only.is_on() {
+            let penalties = settings.penalties.iter();
+            let strikes =
+                penalties.filter_map(|penalty| PendingStrike::new(penalty, decision, charges));
+            context.strikes.extend(strikes);
         }
         // A request that overcommits is not charged.
         let is_charged = decision.is_allowed() && in_flight.is_none();
-        if is_charged && settings.nesting.is_early() {
-            context.check_early_request(settings, decision, charges);
+        if is_charged && settings.nesting.sample() {
+            context.check_sampled(settings, decision, charges);
         }
         context.decision = settings.exposes_decision.then(|| decision.clone().into());
         context.charge = settings.adjustment.as_ref().map(|config| {
@@ -470,30 +518,74 @@ impl ResponseContext {
         context
     }
 
+    /// Takes the slots from the decision, and begins to count and to measure them.
+    fn hold_slots(
+        &mut self,
+        settings: &LayerConfig,
+        decision: &mut Decision,
+        charges: &[Charge<'_>],
+    ) {
+        if decision.slot.is_none() {
+            return;
+        }
+        for charge in charges {
+            let Charge {
+                rule, quotas, cost, ..
+            } = *charge;
+            settings.metrics.hold(decision, rule, quotas, cost);
+        }
+        self.held = decision.take_slot().map(|slot| HeldSlot {
+            slot,
+            config: settings.hold.clone(),
+        });
+        let adaptive = settings.adaptive.iter();
+        let measured = adaptive.filter_map(|adaptive| adaptive.measure(decision, charges));
+        self.measured.extend(measured);
+    }
+
     /// Checks one of the first requests for mistakes of the layer.
-    fn check_early_request(
+    fn check_sampled(
         &mut self,
         settings: &LayerConfig,
         decision: &Decision,
         charges: &[Charge<'_>],
     ) {
-        let counts = |it: &&Charge<'_>| it.cost > 0 && decision.charged(it.rule);
-        let rules = charges
-            .iter()
-            .filter(counts)
-            .map(|charge| charge.rule)
-            .collect();
-        let is_free = charges
-            .iter()
-            .all(|it| it.cost == 0 || it.quotas.is_empty());
+        let is_free = |charge: &Charge<'_>| charge.cost == 0 || charge.quotas.is_empty();
         // The cost may be known only after the response.
         let may_cost_later = settings.adjustment.is_some();
-        if is_free && !may_cost_later {
+        if charges.iter().all(is_free) && !may_cost_later {
             settings.miss_charge();
         } else {
             settings.charging.record_hit();
         }
-        self.counted = Some((settings.nesting.clone(), rules));
-        self.is_early = true;
+        let counting = charges
+            .iter()
+            .filter(|charge| charge.cost > 0 && decision.charged(charge.rule));
+        self.sampled = Some(SampledRequest {
+            nesting: settings.nesting.clone(),
+            rules: counting.map(|charge| charge.rule).collect(),
+        });
+    }
+}
+
+impl HeldSlot {
+    /// Ends what lasts until the head of the response is ready. The body holds the slots from here on.
+    fn end_head<B: 'static>(
+        mut self,
+        measured: SmallVec<[Measurement; 1]>,
+        response: Response<B>,
+    ) -> Response<B> {
+        let config = self.config;
+        if !measured.is_empty() {
+            let is_overloaded = config.is_overloaded(&response);
+            for measurement in measured {
+                measurement.complete(is_overloaded);
+            }
+        }
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS && !config.exposed {
+            warn_of_upgrade();
+        }
+        self.slot.end_head();
+        config.hold(self.slot, response)
     }
 }

@@ -10,11 +10,8 @@ use std::{
     future::poll_fn,
     io,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    task::Poll,
+    sync::Arc,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -31,7 +28,7 @@ use http_body_util::{
 use tokio::{runtime::Handle, time::timeout};
 use tower::BoxError;
 
-use crate::log::warn;
+use crate::log::{log_once, warn};
 
 /// The longest time for which a layer may read a body.
 const MAX_TIME: Duration = Duration::from_secs(60);
@@ -71,6 +68,17 @@ pub(super) struct Draining<P> {
     pub(super) reading: Drain,
 }
 
+impl<C> Draining<Response<C>> {
+    /// Completes once the body is read. If a part of it stays unread, the response announces the close.
+    pub(super) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let is_read = ready!(self.reading.as_mut().poll(cx));
+        if !is_read {
+            close(&mut self.response);
+        }
+        Poll::Ready(())
+    }
+}
+
 /// Announces that the server closes the connection after this response.
 pub(super) fn close<C>(response: &mut Response<C>) {
     response
@@ -80,12 +88,11 @@ pub(super) fn close<C>(response: &mut Response<C>) {
 
 impl Default for DrainConfig {
     fn default() -> Self {
-        let bounds = DrainBounds {
-            bytes: 64 * 1_024,
-            time: Duration::from_secs(1),
-        };
         let mut config = Self {
-            bounds,
+            bounds: DrainBounds {
+                bytes: 64 * 1_024,
+                time: Duration::from_secs(1),
+            },
             readers: Vec::new(),
         };
         config.add_boxed::<Infallible>();
@@ -94,15 +101,7 @@ impl Default for DrainConfig {
         #[cfg(feature = "tonic")]
         config.add::<tonic::body::Body>();
         #[cfg(feature = "axum")]
-        {
-            use http_body_util::Limited;
-            config.add_boxed::<axum::Error>();
-            config.add_boxed::<hyper::Error>();
-            config.add::<Limited<hyper::body::Incoming>>();
-            config.add::<Limited<axum::body::Body>>();
-            config.add::<hyper::body::Incoming>();
-            config.add::<axum::body::Body>();
-        }
+        config.add_axum();
         config
     }
 }
@@ -130,6 +129,17 @@ impl DrainConfig {
 
     fn add<B: Body + Send + 'static>(&mut self) {
         self.set_reader(|body: B| body);
+    }
+
+    #[cfg(feature = "axum")]
+    fn add_axum(&mut self) {
+        use http_body_util::Limited;
+        self.add_boxed::<axum::Error>();
+        self.add_boxed::<hyper::Error>();
+        self.add::<Limited<hyper::body::Incoming>>();
+        self.add::<Limited<axum::body::Body>>();
+        self.add::<hyper::body::Incoming>();
+        self.add::<axum::body::Body>();
     }
 
     /// Adds the boxed bodies of http-body-util with errors of the type `E`.
@@ -234,14 +244,11 @@ async fn read_to_end(body: impl Body, most: u64) -> bool {
 
 /// Logs the first type of body that the layer cannot read.
 fn warn_of_unknown_body(name: &str) {
-    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-    if !IS_LOGGED.swap(true, Relaxed) {
-        warn!(
+    log_once!(warn!(
             target: "tower_sluice::lint",
             lint = "unread_body",
             "a rejected request has a body of the type {name}, which the layer cannot read, so its \
              connection is closed, and a proxy may answer 502 instead; call \
              RateLimitLayer::drain_with (logged once)"
-        );
-    }
+    ));
 }

@@ -33,8 +33,8 @@ use crate::{
     observe::OnDecision,
     quota::Quota,
     reject::TooManyRequests,
-    rule::{self, Candidates, OwnedCandidates, Plan, Rule, RuleError, RuleName, Rules},
-    store::{CannotFail, DynStore, LocalStore, Store, StoreExt, literal, without_queueing},
+    rule::{self, Candidates, Plan, Rule, RuleError, RuleName, Rules},
+    store::{CannotFail, DynStore, LocalStore, Store, StoreExt, literal},
     toggle::Toggle,
 };
 
@@ -281,7 +281,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Panics if an admin page watches the layer (`Admin::watch`).
     #[track_caller]
     pub fn fingerprint(mut self, secret: impl Into<FingerprintKey>) -> Self {
-        self.settings.assert_unwatched("fingerprint");
+        self.settings.assert_not_on_admin_page("fingerprint");
         self.settings.secret = Some(secret.into());
         self
     }
@@ -395,7 +395,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Panics if an admin page watches the layer (`Admin::watch`).
     #[track_caller]
     pub fn enabled(mut self, toggle: impl Into<Toggle>) -> Self {
-        self.settings.assert_unwatched("enabled");
+        self.settings.assert_not_on_admin_page("enabled");
         self.settings.enabled = toggle.into();
         self
     }
@@ -420,7 +420,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Panics if an admin page watches the layer (`Admin::watch`).
     #[track_caller]
     pub fn report_only(mut self, toggle: impl Into<Toggle>) -> Self {
-        self.settings.assert_unwatched("report_only");
+        self.settings.assert_not_on_admin_page("report_only");
         self.settings.report_only = toggle.into();
         self
     }
@@ -716,30 +716,18 @@ where
     /// # });
     /// ```
     pub async fn explain<'a>(&self, head: impl Into<RequestHead<'a>>) -> Explanation {
-        let settings = &self.settings;
-        let owned = |all: Candidates<'_, '_>| {
-            let charges = all.charges;
-            let now = settings
-                .must_not_queue(charges)
-                .then(|| without_queueing(charges));
-            let charges = now.as_deref().unwrap_or(charges);
-            Ok(OwnedCandidates::from(Candidates { charges, ..all }))
-        };
+        let owned = |all: Candidates<'_, '_>| Ok(self.settings.owned_now(all));
         let mut explanation = match self.charges(&head.into(), owned, Err) {
             Ok(charges) => Explanation::look_at(&*self.store, charges)
                 .await
                 .unwrap_or_else(|error| error.never()),
-            Err(bypass) => Explanation::new(Err(bypass), true),
+            Err(bypass) => Explanation::dry_run(Err(bypass)),
         };
-        explanation.secret = settings.secret;
+        explanation.secret = self.settings.secret;
         if !explanation.is_allowed() {
-            let reason = settings
-                .override_denial(explanation.decision.as_ref().ok())
-                .map(|reason| match reason {
-                    Override::ReportOnly => "the layer only reports",
-                    Override::Overcommit(_) => "the layer overcommits, and there is capacity",
-                });
-            explanation.allowed_because = reason;
+            let decision = explanation.decision.as_ref().ok();
+            let reason = self.settings.override_denial(decision);
+            explanation.allowed_because = reason.as_ref().map(Override::text);
         }
         explanation
     }
@@ -875,22 +863,9 @@ where
             settings,
             ..
         } = self;
-        settings.adjustment.get_or_insert_with(|| {
-            let infos = rule::infos(&**rules);
-            let rules = infos.iter().map(|info| info.name).collect();
-            let live = infos
-                .iter()
-                .filter_map(|info| Some((info.name, info.live?.clone())));
-            let store = store.clone().boxed();
-            let live = live.collect();
-            AdjustConfig {
-                store,
-                rules,
-                live,
-                exposed: None,
-                classify: None,
-            }
-        })
+        settings
+            .adjustment
+            .get_or_insert_with(|| AdjustConfig::new(&rule::infos(&**rules), store.clone().boxed()))
     }
 }
 

@@ -19,6 +19,7 @@ mod penalty_settings;
 pub(crate) mod queue;
 mod retry_after;
 mod service;
+mod waiting;
 
 pub use self::{
     access::AccessList,

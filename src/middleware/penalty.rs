@@ -6,7 +6,7 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     slice,
-    sync::{Arc, Once},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,7 +19,7 @@ use crate::{
     decision::Decision,
     head::ResponseHead,
     key::Key,
-    log::{LogCount, LogLimit, info, warn},
+    log::{LogCount, LogLimit, info, log_once, warn},
     quota::Quota,
     rule::{RuleError, RuleInfo, RuleName},
     store::{self, BlockError, Charge, DynStore, OwnedCharges, StoreExt, literal, nanos},
@@ -149,12 +149,10 @@ impl Penalty {
     }
 
     pub(super) fn unchecked(quota: Quota) -> Self {
-        let blocks = DEFAULT_BLOCKS.into();
-        let forgive = DEFAULT_FORGIVE;
         Self {
             strikes: quota,
-            blocks,
-            forgive,
+            blocks: DEFAULT_BLOCKS.into(),
+            forgive: DEFAULT_FORGIVE,
             is_strike: None,
             capacity: KEYS,
         }
@@ -162,33 +160,29 @@ impl Penalty {
 
     /// Returns the penalty if all settings are valid.
     pub(super) fn checked(self) -> Result<Self, String> {
-        let Self {
-            strikes,
-            blocks,
-            forgive,
-            capacity,
-            ..
-        } = &self;
-        let times = blocks.iter().map(|time| ("block", time));
-        let valid = Duration::from_secs(1)..=LONGEST;
-        let invalid = times
-            .chain([("forgive", forgive)])
-            .find(|time| !valid.contains(time.1));
-        Err(if strikes.limit() == 0 || !strikes.is_gcra() {
+        match self.fault() {
+            Some(fault) => Err(format!("penalty: {fault}")),
+            None => Ok(self),
+        }
+    }
+
+    fn fault(&self) -> Option<String> {
+        if self.strikes.limit() == 0 || !self.strikes.is_gcra() {
             let fix = "give a rate with the algorithm Gcra, such as 20/min";
-            format!("penalty: after is {strikes}; {fix}")
-        } else if !(1..=MAX_BLOCKS).contains(&blocks.len()) {
-            format!(
-                "penalty: block has {} times; give 1 to {MAX_BLOCKS}",
-                blocks.len()
-            )
-        } else if let Some((field, time)) = invalid {
-            format!("penalty: {field} is {time:?}; give 1 s to 365 days")
-        } else if *capacity == 0 {
-            "penalty: capacity is 0; give the number of keys, such as 16384".to_owned()
-        } else {
-            return Ok(self);
-        })
+            return Some(format!("after is {}; {fix}", self.strikes));
+        }
+        let count = self.blocks.len();
+        if !(1..=MAX_BLOCKS).contains(&count) {
+            return Some(format!("block has {count} times; give 1 to {MAX_BLOCKS}"));
+        }
+        let blocks = self.blocks.iter().map(|time| ("block", time));
+        let mut times = blocks.chain([("forgive", &self.forgive)]);
+        let valid = Duration::from_secs(1)..=LONGEST;
+        if let Some((field, time)) = times.find(|(_, time)| !valid.contains(time)) {
+            return Some(format!("{field} is {time:?}; give 1 s to 365 days"));
+        }
+        let fix = "give the number of keys, such as 16384";
+        (self.capacity == 0).then(|| format!("capacity is 0; {fix}"))
     }
 
     /// Sets the times of the first block, the second, and so on. The last one applies to all further
@@ -199,13 +193,11 @@ impl Penalty {
     /// Panics if there is no time or more than 32, or one is less than a second or more than 365 days.
     #[track_caller]
     pub fn block(self, times: impl Into<Vec<Duration>>) -> Self {
-        literal(
-            Self {
-                blocks: times.into().into(),
-                ..self
-            }
-            .checked(),
-        )
+        let penalty = Self {
+            blocks: times.into().into(),
+            ..self
+        };
+        literal(penalty.checked())
     }
 
     /// Sets the time after which a block is forgiven, so that the next one is one step shorter.
@@ -215,13 +207,11 @@ impl Penalty {
     /// Panics if the time is less than a second or more than 365 days.
     #[track_caller]
     pub fn forgive(self, time: Duration) -> Self {
-        literal(
-            Self {
-                forgive: time,
-                ..self
-            }
-            .checked(),
-        )
+        let penalty = Self {
+            forgive: time,
+            ..self
+        };
+        literal(penalty.checked())
     }
 
     /// Counts responses for which `is_strike` returns `true`, instead of denials.
@@ -250,13 +240,11 @@ impl Penalty {
     /// Panics if the number is 0.
     #[track_caller]
     pub fn capacity(self, keys: usize) -> Self {
-        literal(
-            Self {
-                capacity: keys,
-                ..self
-            }
-            .checked(),
-        )
+        let penalty = Self {
+            capacity: keys,
+            ..self
+        };
+        literal(penalty.checked())
     }
 }
 
@@ -302,26 +290,47 @@ struct Strikes {
     created: Instant,
 }
 
+impl KeyStrikes {
+    /// Forgets the strikes, and begins a block. Returns its time.
+    fn block(&mut self, penalty: &Penalty, now: u64) -> Duration {
+        let last = penalty.blocks.len() - 1;
+        let forgive = nanos(penalty.forgive);
+        let recent = self.forgiven_at.saturating_sub(now).div_ceil(forgive);
+        let level = usize::try_from(recent).unwrap_or(last).min(last);
+        self.forgiven_at = now.saturating_add(forgive.saturating_mul(level as u64 + 1));
+        self.tat = 0;
+        self.ignored_until = now.saturating_add(BLOCK_DELAY);
+        penalty.blocks[level]
+    }
+}
+
 impl StrikeShard {
-    /// Returns the entry of a key, if there is one or room for one. Entries of recent blocks make room
-    /// for those of recent strikes.
+    /// Returns the entry of a key, if there is one or room for one.
     fn entry(&mut self, id: u64, now: u64, capacity: usize) -> Option<&mut KeyStrikes> {
-        if self.entries.len() >= capacity && !self.entries.contains_key(&id) {
-            if now < self.swept_at.saturating_add(SWEEP) && self.swept_at > 0 {
-                return None;
-            }
-            self.swept_at = now.max(1);
-            self.entries
-                .retain(|_, it| it.tat.max(it.forgiven_at) > now);
-            if self.entries.len() >= capacity {
-                self.entries
-                    .retain(|_, it| it.tat.max(it.ignored_until) > now);
-            }
-            if self.entries.len() >= capacity {
-                return None;
-            }
+        let is_known = self.entries.contains_key(&id);
+        if !is_known && !self.has_room(now, capacity) {
+            return None;
         }
         Some(self.entries.entry(id).or_default())
+    }
+
+    /// Returns `true` if there is room for an entry. Entries of recent blocks make room for those of recent
+    /// strikes.
+    fn has_room(&mut self, now: u64, capacity: usize) -> bool {
+        if self.entries.len() < capacity {
+            return true;
+        }
+        if now < self.swept_at.saturating_add(SWEEP) && self.swept_at > 0 {
+            return false;
+        }
+        self.swept_at = now.max(1);
+        self.entries
+            .retain(|_, key| key.tat.max(key.forgiven_at) > now);
+        if self.entries.len() >= capacity {
+            self.entries
+                .retain(|_, key| key.tat.max(key.ignored_until) > now);
+        }
+        self.entries.len() < capacity
     }
 }
 
@@ -352,13 +361,7 @@ impl Strikes {
             entry.tat = tat.unwrap_or(entry.tat);
             return None;
         }
-        let last = penalty.blocks.len() - 1;
-        let forgive = nanos(penalty.forgive);
-        let recent = entry.forgiven_at.saturating_sub(now).div_ceil(forgive);
-        let level = usize::try_from(recent).unwrap_or(last).min(last);
-        entry.forgiven_at = now.saturating_add(forgive.saturating_mul(level as u64 + 1));
-        (entry.tat, entry.ignored_until) = (0, now.saturating_add(BLOCK_DELAY));
-        let time = penalty.blocks[level];
+        let time = entry.block(penalty, now);
         let random = u32::try_from(self.seed.hash_one((id, now)) % 1_000).unwrap_or(0);
         Some(time + time / JITTER * random / 1_000)
     }
@@ -389,17 +392,7 @@ impl RulePenalty {
         infos: &[RuleInfo<'_>],
         store: Arc<DynStore<Infallible>>,
     ) -> Self {
-        let shown = infos.iter().filter(|info| !info.is_hidden());
-        let Some(info) = shown.clone().find(|info| info.name.as_str() == rule) else {
-            let known = shown.map(|info| info.name).collect();
-            panic!(
-                "penalty: {}",
-                RuleError::Unknown {
-                    name: rule.into(),
-                    known
-                }
-            );
-        };
+        let info = rule_named(rule, infos);
         let rule = info.name;
         assert!(
             info.can_be_client,
@@ -422,22 +415,19 @@ impl RulePenalty {
     /// Counts a strike if the rule denied this request.
     pub(crate) fn count_denial(&self, decision: &Decision, charges: &[Charge<'_>]) {
         let is_limited = !decision.is_blocked() && decision.cause().is_strike();
-        if is_limited
-            && !self.reads_responses()
-            && decision
-                .outcomes()
-                .iter()
-                .any(|outcome| outcome.rule() == self.rule && outcome.denies())
-        {
-            self.find(charges)
-                .into_iter()
-                .for_each(|charge| self.strike(charge));
+        if !is_limited || self.reads_responses() {
+            return;
+        }
+        let mut outcomes = decision.outcomes().iter();
+        let is_denied = outcomes.any(|outcome| outcome.rule() == self.rule && outcome.denies());
+        if let Some(charge) = self.find(charges).filter(|_| is_denied) {
+            self.strike(charge);
         }
     }
 
     /// Returns the charge of the rule.
     pub(super) fn find<'c, 'a>(&self, charges: &'c [Charge<'a>]) -> Option<&'c Charge<'a>> {
-        charges.iter().find(|charge| charge.rule == self.rule)
+        Charge::find(charges, self.rule)
     }
 
     /// Counts a strike. Blocks the key if it has too many, unless it is blocked already.
@@ -454,14 +444,26 @@ impl RulePenalty {
             log: self.log.clone(),
         };
         // A block is not seen by a charge of nothing.
-        let charge = &charge.with_cost(charge.cost.max(1));
-        let charges = OwnedCharges::from(slice::from_ref(charge));
-        self.store
-            .peek(slice::from_ref(charge))
-            .detach(move |seen| {
-                charges.with(|charges| block(&store, &charges[0], report, &seen, time));
-            });
+        let charge = charge.with_cost(charge.cost.max(1));
+        let owned = OwnedCharges::from(slice::from_ref(&charge));
+        self.store.peek(&[charge]).detach(move |seen| {
+            owned.with(|charges| block(&store, &charges[0], report, &seen, time));
+        });
     }
+}
+
+/// Returns the rule with this name.
+#[track_caller]
+fn rule_named<'i, 'a>(name: &str, infos: &'i [RuleInfo<'a>]) -> &'i RuleInfo<'a> {
+    let shown = infos.iter().filter(|info| !info.is_hidden());
+    if let Some(info) = shown.clone().find(|info| info.name.as_str() == name) {
+        return info;
+    }
+    let error = RuleError::Unknown {
+        name: name.into(),
+        known: shown.map(|info| info.name).collect(),
+    };
+    panic!("penalty: {error}");
 }
 
 /// Blocks a key of a rule, unless it is blocked already, perhaps for longer.
@@ -520,21 +522,22 @@ impl BlockReport {
 
 /// Warns once per process.
 fn warn_of_chosen_key(rule: RuleName) {
-    static WARNED: Once = Once::new();
-    WARNED.call_once(|| {
-        warn!(
+    log_once!(warn!(
             target: "tower_sluice::lint",
             lint = "penalty_of_chosen_key",
             "rule {rule} blocks a key that is no address: if clients may choose it, they can have the keys \
              of others blocked; use a key that was verified"
-        );
-    });
+    ));
 }
 
-/// The penalty of a rule whose strikes are responses, and the charge of the request.
-pub(crate) struct Watched(Arc<RulePenalty>, OwnedCharges);
+/// A request whose response may be a strike.
+pub(crate) struct PendingStrike {
+    penalty: Arc<RulePenalty>,
+    /// The charge of the rule.
+    charge: OwnedCharges,
+}
 
-impl Watched {
+impl PendingStrike {
     /// Returns `None` unless the rule charged the request, or would have without
     /// [`Overcommit`](crate::middleware::Overcommit), and may stop requests.
     pub(crate) fn new(
@@ -542,20 +545,31 @@ impl Watched {
         decision: &Decision,
         charges: &[Charge<'_>],
     ) -> Option<Self> {
-        let is_watched = penalty.reads_responses() && decision.is_allowed();
-        let charge = is_watched.then(|| penalty.find(charges)).flatten()?;
-        let charge =
-            Some(charge).filter(|charge| !charge.report_only && decision.charged(charge.rule))?;
-        Some(Self(penalty.clone(), slice::from_ref(charge).into()))
+        if !penalty.reads_responses() || !decision.is_allowed() {
+            return None;
+        }
+        let charge = penalty.find(charges)?;
+        if charge.report_only || !decision.charged(charge.rule) {
+            return None;
+        }
+        Some(Self {
+            penalty: penalty.clone(),
+            charge: slice::from_ref(charge).into(),
+        })
     }
 
     /// Counts a strike if the response is one.
     pub(crate) fn classify<B>(&self, response: &Response<B>) {
-        let Self(penalty, charges) = self;
+        let penalty = &self.penalty;
         let is_strike = penalty.penalty.is_strike.as_ref();
-        if is_strike.is_some_and(|is_strike| is_strike(&ResponseHead::from(response))) {
-            charges.with(|charges| charges.iter().for_each(|charge| penalty.strike(charge)));
+        if is_strike.is_none_or(|is_strike| !is_strike(&ResponseHead::from(response))) {
+            return;
         }
+        self.charge.with(|charges| {
+            for charge in charges {
+                penalty.strike(charge);
+            }
+        });
     }
 }
 

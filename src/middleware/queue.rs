@@ -7,7 +7,6 @@ use std::{
     collections::HashMap,
     fmt,
     hash::{BuildHasher, RandomState},
-    mem,
     pin::Pin,
     slice,
     sync::{
@@ -81,18 +80,26 @@ pub(super) struct LastDecision {
 }
 
 impl LastDecision {
+    pub(super) fn boxed(decision: Decision, charges: &[Charge<'_>]) -> Box<Self> {
+        Box::new(Self {
+            decision,
+            charges: charges.into(),
+        })
+    }
+
     /// Undoes the charge, if one was made.
     pub(super) fn undo<S: Store>(&self, store: &S) {
-        if self.decision.is_allowed() {
-            self.charges.with(|charges| {
-                let made: SmallVec<[Charge<'_>; 4]> = charges
-                    .iter()
-                    .filter(|charge| self.decision.charged(charge.rule))
-                    .copied()
-                    .collect();
-                store.undo(&made, &self.decision, None);
-            });
+        if !self.decision.is_allowed() {
+            return;
         }
+        self.charges.with(|charges| {
+            let made: SmallVec<[Charge<'_>; 4]> = charges
+                .iter()
+                .filter(|charge| self.decision.charged(charge.rule))
+                .copied()
+                .collect();
+            store.undo(&made, &self.decision, None);
+        });
     }
 }
 
@@ -106,11 +113,11 @@ pub(crate) struct QueuedRequest<S: Store> {
     asked: Instant,
     /// `true` once the request has waited for a slot.
     pub(super) has_waited: bool,
-    /// Set if a rule may have slots, and once the request waits.
+    /// Set if the request may wait for slots, and once it waits.
     pub(super) waiter: Option<Waiter>,
     /// Set if the request has waited, and has not asked again.
     pub(super) last: Option<Box<LastDecision>>,
-    /// The store of a charge.
+    /// The store that made its charge, once it waits for its turn.
     store: Option<Arc<S>>,
     /// The end of the wait for a slot.
     ends_at: Instant,
@@ -176,38 +183,22 @@ impl Queue {
             *state.keys.entry(*key).or_default() += 1;
         }
         drop(state);
-        let may_hold = |charge: &Charge<'_>| charge.quotas.iter().any(Quota::is_concurrent);
-        let waits = charges
-            .iter()
-            .any(|charge| charge.queues() && may_hold(charge));
-        let now = Instant::now();
-        Some(Box::new(QueuedRequest {
-            queue: self.clone(),
-            keys,
-            entered: now,
-            asked: now,
-            has_waited: false,
-            waiter: waits.then(Waiter::new),
-            last: None,
-            store: None,
-            ends_at: now,
-            timer: None,
-            observed: None,
-        }))
+        Some(QueuedRequest::new(self.clone(), keys, charges))
     }
 
     fn has_no_place(&self, charges: &[Charge<'_>], bounds: Bounds, state: &QueueState) -> bool {
         state.is_closed
             || self.all.load(Acquire) >= bounds.all
-            || self.any_full(charges, bounds, state)
+            || self.has_full_key(charges, bounds, state)
     }
 
-    /// Returns `true` if a charge cannot queue, also without requests of other keys.
+    /// Returns `true` if a charge cannot queue, even if no request of another key does.
     pub(crate) fn is_key_full(&self, charge: &Charge<'_>, bounds: Bounds) -> bool {
-        !charge.queues() || self.any_full(slice::from_ref(charge), bounds, &self.state.lock())
+        !charge.queues() || self.has_full_key(slice::from_ref(charge), bounds, &self.state.lock())
     }
 
-    fn any_full(&self, charges: &[Charge<'_>], bounds: Bounds, state: &QueueState) -> bool {
+    /// Returns `true` if one of the keys has as many requests in the queue as it may.
+    fn has_full_key(&self, charges: &[Charge<'_>], bounds: Bounds, state: &QueueState) -> bool {
         let queued = |key| state.keys.get(&key).copied().unwrap_or(0);
         self.keys_of(charges)
             .any(|(key, charge)| queued(key) >= bounds.of(charge) as u64)
@@ -247,19 +238,10 @@ impl Queue {
     fn close<S: Store>(&self, store: &S) {
         let mut state = self.state.lock();
         state.is_closed = true;
-        let mut charged: Vec<LastDecision> = Vec::new();
-        let mut waiters = Vec::new();
-        for waiting in state.waiting.values_mut() {
-            waiters.push(waiting.waiter.clone());
-            if waiting.last.decision.is_allowed() {
-                let LastDecision { decision, charges } = LastDecision::clone(&waiting.last);
-                let denied = Box::new(LastDecision {
-                    decision: decision.into_denied(),
-                    charges,
-                });
-                charged.push(*mem::replace(&mut waiting.last, denied));
-            }
-        }
+        let waiting = state.waiting.values_mut();
+        let mut charged: Vec<_> = waiting.filter_map(Waiting::deny).collect();
+        let waiting = state.waiting.values();
+        let waiters: Vec<_> = waiting.map(|waiting| waiting.waiter.clone()).collect();
         drop(state);
         // A charge can be undone only while it is the last of its account.
         charged.sort_by_key(|last| Reverse((last.decision.at, last.decision.wait)));
@@ -268,7 +250,39 @@ impl Queue {
     }
 }
 
+impl Waiting {
+    /// Denies the request. Returns the decision that charged it, if one did.
+    fn deny(&mut self) -> Option<LastDecision> {
+        if !self.last.decision.is_allowed() {
+            return None;
+        }
+        let charged = LastDecision::clone(&self.last);
+        self.last.decision = charged.decision.clone().into_denied();
+        Some(charged)
+    }
+}
+
 impl<S: Store> QueuedRequest<S> {
+    fn new(queue: Arc<Queue>, keys: Keys, charges: &[Charge<'_>]) -> Box<Self> {
+        let waits_for_slots =
+            |charge: &Charge<'_>| charge.queues() && charge.quotas.iter().any(Quota::is_concurrent);
+        let may_wait_for_slots = charges.iter().any(waits_for_slots);
+        let now = Instant::now();
+        Box::new(Self {
+            queue,
+            keys,
+            entered: now,
+            asked: now,
+            has_waited: false,
+            waiter: may_wait_for_slots.then(Waiter::new),
+            last: None,
+            store: None,
+            ends_at: now,
+            timer: None,
+            observed: None,
+        })
+    }
+
     /// Begins a wait for a slot. Returns the instant at which the request asks the store next, unless it
     /// is called before: shortly before the wait ends, so that the answer is in time, or at its end.
     ///

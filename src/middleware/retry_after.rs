@@ -113,9 +113,8 @@ pub(crate) struct Retries {
 
 impl Default for Retries {
     fn default() -> Self {
-        let policy = RetryAfter::Earliest;
         Self {
-            policy,
+            policy: RetryAfter::Earliest,
             in_milliseconds: false,
             promises: Arc::default(),
         }
@@ -245,6 +244,13 @@ impl<'a> Pace<'a> {
         self.interval
             .saturating_add(margin.saturating_sub(self.early()))
     }
+
+    /// Returns the time until the account is free again after a request that comes at this time.
+    fn after(&self, ahead: Duration) -> Duration {
+        // A request that comes later than it could delays those after it, beyond the tolerance.
+        let late = round_up(ahead, self.step).saturating_sub(self.early());
+        ahead.max(late).saturating_add(self.spacing())
+    }
 }
 
 /// Returns the longest time for which a request waits in the layer.
@@ -286,25 +292,32 @@ impl Promises {
             return earliest;
         }
         let key = self.seed.hash_one((pace.rule, pace.key, pace.quota_index));
-        let now_micros = micros(now);
         let tag = key >> INSTANT_BITS;
+        let now = micros(now);
         // The time until the account is free for one more request.
-        let free = |cell: u64| {
-            let ahead = cell.wrapping_sub(now_micros) & INSTANT;
-            let is_known = cell >> INSTANT_BITS == tag && ahead <= micros(FARTHEST);
-            Duration::from_micros(if is_known { ahead } else { 0 }).clamp(first, last)
-        };
-        let new = || (0..CELLS).map(|_| AtomicU64::new(0)).collect();
-        let cell = &self.cells.get_or_init(new)[usize::try_from(key % CELLS as u64).unwrap_or(0)];
-        let taken = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |cell| {
-            let ahead = free(cell);
-            // A request that comes later than it could delays those after it, beyond the tolerance.
-            let late = round_up(ahead, pace.step).saturating_sub(pace.early());
-            let after = ahead.max(late).saturating_add(pace.spacing());
-            Some(tag << INSTANT_BITS | now_micros.wrapping_add(micros(after)) & INSTANT)
-        });
+        let free = |cell| time_ahead(cell, tag, now).clamp(first, last);
+        let taken = self
+            .cell(key)
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |cell| {
+                let next = now.wrapping_add(micros(pace.after(free(cell))));
+                Some(tag << INSTANT_BITS | next & INSTANT)
+            });
         round_up(free(taken.unwrap_or(0)), pace.step)
     }
+
+    /// Returns the cell of a key with this hash.
+    fn cell(&self, key: u64) -> &AtomicU64 {
+        let new = || (0..CELLS).map(|_| AtomicU64::new(0)).collect();
+        let cells = self.cells.get_or_init(new);
+        &cells[usize::try_from(key % CELLS as u64).unwrap_or(0)]
+    }
+}
+
+/// Returns the time until the instant of a cell, or zero if it is past, or that of another key.
+fn time_ahead(cell: u64, tag: u64, now: u64) -> Duration {
+    let ahead = cell.wrapping_sub(now) & INSTANT;
+    let is_known = cell >> INSTANT_BITS == tag && ahead <= micros(FARTHEST);
+    Duration::from_micros(if is_known { ahead } else { 0 })
 }
 
 const INSTANT_BITS: u32 = 48;

@@ -13,7 +13,7 @@ use tower::{Layer, Service};
 
 use super::{
     RateLimitLayer,
-    admission::Admission,
+    admission::{Admission, Gate},
     config::ResponseContext,
     drain::{self, DrainConfig, Draining, Rest},
 };
@@ -91,7 +91,7 @@ where
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let readiness = Readiness(&mut self.inner);
-        let admission = self.layer.admit(&RequestHead::from(&request));
+        let admission = Gate::new(&self.layer, &RequestHead::from(&request)).admit();
         mem::forget(readiness);
         match admission {
             Admission::Admitted(lines) => ResponseFuture {
@@ -116,21 +116,9 @@ where
                     state: State::rejected(drain, request, response),
                 }
             }
-            step @ (Admission::Waiting(_) | Admission::Deciding(_)) => {
-                let clone = self.inner.clone();
-                let inner = mem::replace(&mut self.inner, clone);
-                let layer = self.layer.clone();
-                let parked = Box::new(Parked {
-                    inner,
-                    is_ready: true,
-                    layer,
-                    request,
-                    step,
-                });
-                ResponseFuture {
-                    state: parked.into_state(),
-                }
-            }
+            step @ (Admission::Waiting(_) | Admission::Deciding(_)) => ResponseFuture {
+                state: Parked::new(self, request, step).into_state(),
+            },
         }
     }
 }
@@ -230,7 +218,7 @@ where
     is_ready: bool,
     layer: Arc<RateLimitLayer<K, S, R>>,
     request: Request<B>,
-    /// The event that the request waits for. An admitted request waits for the service.
+    /// The last step. If it admits the request, the service is not ready yet.
     step: Admission<I::Response, S>,
 }
 
@@ -250,6 +238,7 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
+                // The response stays as it is.
                 StateProj::Running {
                     future,
                     lines: None,
@@ -266,16 +255,12 @@ where
                     return Poll::Ready(Ok(take(context).apply(response)));
                 }
                 StateProj::Rejected { response } => return Poll::Ready(Ok(take(response))),
-                StateProj::Draining { draining: place } => {
-                    let mut draining = take(place);
-                    let Poll::Ready(is_read) = draining.reading.as_mut().poll(cx) else {
-                        *place = Some(draining);
-                        return Poll::Pending;
+                StateProj::Draining { draining } => {
+                    let Some(pending) = draining else {
+                        panic!("{COMPLETED}");
                     };
-                    if !is_read {
-                        drain::close(&mut draining.response);
-                    }
-                    return Poll::Ready(Ok(draining.response));
+                    ready!(pending.poll_rest(cx));
+                    return Poll::Ready(Ok(take(draining).response));
                 }
                 StateProj::Parked { parked: place } => {
                     // A panic or an error drops the service and its permit, and undoes the charge.
@@ -299,9 +284,28 @@ where
 impl<I, K, S, R, B, C> Parked<I, K, S, R, B>
 where
     I: Service<Request<B>, Response = Response<C>> + Clone,
-    S: Store,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<C>,
     B: 'static,
+    C: 'static,
 {
+    /// Takes the ready service for a request that does not run yet.
+    fn new(
+        service: &mut RateLimit<I, K, S, R>,
+        request: Request<B>,
+        step: Admission<Response<C>, S>,
+    ) -> Box<Self> {
+        let clone = service.inner.clone();
+        Box::new(Self {
+            inner: mem::replace(&mut service.inner, clone),
+            is_ready: true,
+            layer: service.layer.clone(),
+            request,
+            step,
+        })
+    }
+
     /// Returns the state that begins with the current step.
     ///
     /// A rejection drops the ready service, which releases any permit of a concurrency limit, before
@@ -332,55 +336,43 @@ where
         }
         State::Parked { parked: Some(self) }
     }
-}
 
-impl<I, K, S, R, B, C> Parked<I, K, S, R, B>
-where
-    I: Service<Request<B>, Response = Response<C>>,
-    K: Rules,
-    S: Store<Error: CannotFail>,
-    R: Reject<C>,
-    C: 'static,
-{
     /// Returns the next step once the current step is complete.
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Admission<Response<C>, S>, I::Error>> {
-        let Self {
-            inner,
-            is_ready,
-            layer,
-            request,
-            step,
-        } = self;
-        let head = RequestHead::from(&*request);
-        let mut runs = true;
-        match step {
+        let head = RequestHead::from(&self.request);
+        let gate = Gate::new(&self.layer, &head);
+        let runs = match &mut self.step {
             Admission::Deciding(pending) => {
-                return layer.resume(&head, pending.as_mut(), cx).map(Ok);
+                return gate.resume(pending.as_mut(), cx).map(Ok);
             }
             Admission::Waiting(queued) => {
                 ready!(queued.poll_wait(cx));
-                runs = queued.is_charged();
+                queued.is_charged()
             }
-            _ => {}
-        }
+            _ => true,
+        };
         if runs {
-            ready!(inner.poll_ready(cx))?;
-            *is_ready = true;
+            ready!(self.inner.poll_ready(cx))?;
+            self.is_ready = true;
         }
-        Poll::Ready(Ok(match mem::replace(step, Admission::Admitted(None)) {
-            Admission::Waiting(queued) => layer.end_wait(&head, queued),
-            step => step,
-        }))
+        Poll::Ready(Ok(
+            match mem::replace(&mut self.step, Admission::Admitted(None)) {
+                Admission::Waiting(queued) => gate.end_wait(queued),
+                step => step,
+            },
+        ))
     }
 }
+
+const COMPLETED: &str = "a response future was polled after completion";
 
 fn take<T>(held: &mut Option<T>) -> T {
     match held.take() {
         Some(held) => held,
-        None => panic!("a response future was polled after completion"),
+        None => panic!("{COMPLETED}"),
     }
 }
 

@@ -17,7 +17,7 @@ use metrics::{
 };
 use parking_lot::Mutex;
 
-use super::{DecisionEvent, OnDecision};
+use super::{DecisionEvent, MeteredRule, OnDecision};
 use crate::{
     decision::{Decision, Hold, Outcome},
     key::mix,
@@ -45,16 +45,23 @@ struct RuleMetrics {
     results: [Labelled<Counter>; RESULTS],
     near: OnceLock<Counter>,
     utilization: OnceLock<Histogram>,
-    slots: OnceLock<(Gauge, Histogram)>,
-    queue: OnceLock<(Gauge, Histogram)>,
+    slots: OnceLock<ActiveMetrics>,
+    queue: OnceLock<ActiveMetrics>,
+}
+
+/// The metrics of what lasts for a time.
+#[derive(Clone, Debug)]
+struct ActiveMetrics {
+    /// The units now.
+    gauge: Gauge,
+    duration: Histogram,
 }
 
 /// Held slots or a request that waits. They count in a gauge until this value is dropped, which
 /// records their time.
 #[derive(Debug)]
 pub(crate) struct Active {
-    gauge: Gauge,
-    duration: Histogram,
+    metrics: ActiveMetrics,
     units: f64,
     since: tokio::time::Instant,
 }
@@ -75,9 +82,8 @@ const RESULTS: usize = 8;
 const STORES: usize = 9;
 
 impl Metrics {
-    /// Creates the metrics of a layer with these rules, each with `true` if its quotas are chosen
-    /// for each request.
-    pub(crate) fn new(rules: impl Iterator<Item = (RuleName, bool)>) -> Self {
+    /// Creates the metrics of a layer with these rules.
+    pub(crate) fn new(rules: impl Iterator<Item = MeteredRule>) -> Self {
         describe();
         let mut rules: Vec<_> = rules.map(RuleMetrics::new).collect();
         // Rules without quotas may have equal names.
@@ -119,10 +125,10 @@ impl Metrics {
         quotas: &[Quota],
         cost: u32,
     ) {
-        let quota = quotas
-            .iter()
-            .find(|quota| quota.is_concurrent() && cost > 0);
-        let Some(quota) = quota.filter(|_| decision.charged(rule)) else {
+        if cost == 0 || !decision.charged(rule) {
+            return;
+        }
+        let Some(quota) = quotas.iter().find(|quota| quota.is_concurrent()) else {
             return;
         };
         let Some(metered) = self.rules.iter().find(|metered| metered.rule == rule) else {
@@ -155,9 +161,9 @@ impl Metrics {
 }
 
 impl RuleMetrics {
-    fn new((rule, is_chosen): (RuleName, bool)) -> Self {
+    fn new(MeteredRule { name, is_chosen }: MeteredRule) -> Self {
         Self {
-            rule,
+            rule: name,
             is_chosen,
             quotas: AtomicU64::new(0),
             limits: Mutex::default(),
@@ -169,20 +175,28 @@ impl RuleMetrics {
         }
     }
 
-    /// Sets the gauges of the limits, if these are new quotas. The gauge of a quota that the plan no
-    /// longer has becomes 0.
+    /// Sets the gauges of the limits, if these are new quotas.
     fn set_limits(&self, quotas: &[Quota]) {
         if self.is_chosen {
             return;
         }
         let known = self.quotas.load(Relaxed);
-        let mut hash = 1;
-        for quota in quotas {
-            hash = mix(mix(hash, quota.period_nanos()), quota.limit().into());
-        }
+        let hash = quotas.iter().fold(1, |hash, quota| {
+            mix(mix(hash, quota.period_nanos()), quota.limit().into())
+        });
         if known == hash {
             return;
         }
+        self.replace_gauges(quotas);
+        // Another thread has set the gauges meanwhile, maybe from an older plan.
+        let swapped = self.quotas.compare_exchange(known, hash, Relaxed, Relaxed);
+        if swapped.is_err() {
+            self.quotas.store(0, Relaxed);
+        }
+    }
+
+    /// Sets the gauges of these quotas. The gauge of a quota that the plan no longer has becomes 0.
+    fn replace_gauges(&self, quotas: &[Quota]) {
         let mut limits = Vec::with_capacity(quotas.len());
         for quota in quotas {
             let name = quota.name_in(self.rule, quotas);
@@ -191,20 +205,24 @@ impl RuleMetrics {
             gauge.set(quota.limit());
             limits.push(LimitGauge { name, gauge });
         }
-        let gone = mem::replace(&mut *self.limits.lock(), limits.clone());
-        for old in gone
-            .iter()
-            .filter(|old| limits.iter().all(|limit| limit.name != old.name))
-        {
-            old.gauge.set(0);
+        let before = mem::replace(&mut *self.limits.lock(), limits.clone());
+        for old in before {
+            if limits.iter().all(|limit| limit.name != old.name) {
+                old.gauge.set(0);
+            }
         }
-        // Another thread has set the gauges meanwhile, maybe from an older plan.
-        if self
-            .quotas
-            .compare_exchange(known, hash, Relaxed, Relaxed)
-            .is_err()
-        {
-            self.quotas.store(0, Relaxed);
+    }
+
+    /// Counts a decision with this result.
+    fn count(&self, result: &'static str) {
+        let policy = self.rule.as_str();
+        let counter = labelled(
+            &self.results,
+            result,
+            || counter!("ratelimit.decisions", "policy" => policy, "result" => result),
+        );
+        if let Some(counter) = counter {
+            counter.increment(1);
         }
     }
 
@@ -238,23 +256,22 @@ impl RuleMetrics {
         Some(f64::from(limit.saturating_sub(outcome.remaining())) / f64::from(limit))
     }
 
-    fn active(&self, gauge: &'static str, duration: &'static str) -> (Gauge, Histogram) {
+    fn active(&self, gauge: &'static str, duration: &'static str) -> ActiveMetrics {
         let policy = self.rule.as_str();
-        (
-            gauge!(gauge, "policy" => policy),
-            histogram!(duration, "policy" => policy),
-        )
+        ActiveMetrics {
+            gauge: gauge!(gauge, "policy" => policy),
+            duration: histogram!(duration, "policy" => policy),
+        }
     }
 }
 
 impl Active {
-    fn new((gauge, duration): &(Gauge, Histogram), units: u32) -> Self {
+    fn new(metrics: &ActiveMetrics, units: u32) -> Self {
         let units = units.into();
         let since = tokio::time::Instant::now();
-        gauge.increment(units);
+        metrics.gauge.increment(units);
         Self {
-            gauge: gauge.clone(),
-            duration: duration.clone(),
+            metrics: metrics.clone(),
             units,
             since,
         }
@@ -263,8 +280,8 @@ impl Active {
 
 impl Drop for Active {
     fn drop(&mut self) {
-        self.gauge.decrement(self.units);
-        self.duration.record(self.since.elapsed());
+        self.metrics.gauge.decrement(self.units);
+        self.metrics.duration.record(self.since.elapsed());
     }
 }
 
@@ -281,18 +298,8 @@ impl OnDecision for Metrics {
                 metered.set_limits(charged.quotas);
                 metered.record_utilization(decision);
             }
-            let Some(cause) = event.cause(metered.rule) else {
-                continue;
-            };
-            let policy = metered.rule.as_str();
-            let result = cause.label(event.is_admitted);
-            let counter = labelled(
-                &metered.results,
-                result,
-                || counter!("ratelimit.decisions", "policy" => policy, "result" => result),
-            );
-            if let Some(counter) = counter {
-                counter.increment(1);
+            if let Some(cause) = event.cause(metered.rule) {
+                metered.count(cause.label(event.is_admitted));
             }
         }
     }
@@ -308,34 +315,85 @@ fn labelled<'m, T>(
     known.find(|(of, _)| *of == label).map(|(_, metric)| metric)
 }
 
+/// A metric and its description.
+type Described = (&'static str, &'static str);
+
+const COUNTERS: [Described; 6] = [
+    (
+        "ratelimit.decisions",
+        "Rate limit decisions, one per request and rule.",
+    ),
+    ("ratelimit.near_limit", "Allowed requests close to a limit."),
+    (
+        "ratelimit.unidentified",
+        "Requests rejected before a store was asked.",
+    ),
+    (
+        "ratelimit.store.errors",
+        "Calls that a store failed to decide.",
+    ),
+    (
+        "ratelimit.overflows",
+        "Decisions on accounts that new keys share in a full store.",
+    ),
+    (
+        "ratelimit.blocks.denied",
+        "Blocks that the embedded store had no room for.",
+    ),
+];
+
+const DURATIONS: [Described; 3] = [
+    (
+        "ratelimit.decision.duration",
+        "Time until the store answers.",
+    ),
+    (
+        "ratelimit.slot.duration",
+        "Time for which a request holds its slots.",
+    ),
+    (
+        "ratelimit.time_in_queue",
+        "Time for which a request waits before it runs or is denied.",
+    ),
+];
+
+const DISTRIBUTIONS: [Described; 2] = [
+    (
+        "ratelimit.attempts",
+        "Store calls of each request that had a choice between charges.",
+    ),
+    (
+        "ratelimit.utilization",
+        "Share of its quota that the key of a request has used, after the decision.",
+    ),
+];
+
+const GAUGES: [Described; 5] = [
+    ("ratelimit.keys", "Accounts in debt in the embedded store."),
+    (
+        "ratelimit.capacity",
+        "Accounts that the embedded store can hold.",
+    ),
+    (
+        "ratelimit.limit",
+        "Units that a key can use at once, or slots that it can hold.",
+    ),
+    (
+        "ratelimit.active_slots",
+        "Slots that the requests of this process hold.",
+    ),
+    (
+        "ratelimit.queued_requests",
+        "Requests that wait for a rate or a slot.",
+    ),
+];
+
 /// Registers the descriptions of all metrics, and the counters without labels.
 ///
 /// Such a counter starts at 0, because an increase from no value to 1 is not an increase.
 #[cold]
 fn describe() {
-    for (name, text) in [
-        (
-            "ratelimit.decisions",
-            "Rate limit decisions, one per request and rule.",
-        ),
-        ("ratelimit.near_limit", "Allowed requests close to a limit."),
-        (
-            "ratelimit.unidentified",
-            "Requests rejected before a store was asked.",
-        ),
-        (
-            "ratelimit.store.errors",
-            "Calls that a store failed to decide.",
-        ),
-        (
-            "ratelimit.overflows",
-            "Decisions on accounts that new keys share in a full store.",
-        ),
-        (
-            "ratelimit.blocks.denied",
-            "Blocks that the embedded store had no room for.",
-        ),
-    ] {
+    for (name, text) in COUNTERS {
         describe_counter!(name, Unit::Count, text);
     }
     for name in [
@@ -345,47 +403,15 @@ fn describe() {
     ] {
         counter!(name).increment(0);
     }
-    for (name, text) in [
-        (
-            "ratelimit.decision.duration",
-            "Time until the store answers.",
-        ),
-        (
-            "ratelimit.slot.duration",
-            "Time for which a request holds its slots.",
-        ),
-        (
-            "ratelimit.time_in_queue",
-            "Time for which a request waits before it runs or is denied.",
-        ),
-    ] {
+    for (name, text) in DURATIONS {
         describe_histogram!(name, Unit::Seconds, text);
     }
-    let attempts = "Store calls of each request that had a choice between charges.";
-    describe_histogram!("ratelimit.attempts", Unit::Count, attempts);
-    let share = "Share of its quota that the key of a request has used, after the decision.";
-    describe_histogram!("ratelimit.utilization", Unit::Count, share);
+    for (name, text) in DISTRIBUTIONS {
+        describe_histogram!(name, Unit::Count, text);
+    }
     let breaker = "The breaker of the store: 0 closed, 1 probing, 2 open.";
     describe_gauge!("ratelimit.store.circuit", breaker);
-    for (name, text) in [
-        ("ratelimit.keys", "Accounts in debt in the embedded store."),
-        (
-            "ratelimit.capacity",
-            "Accounts that the embedded store can hold.",
-        ),
-        (
-            "ratelimit.limit",
-            "Units that a key can use at once, or slots that it can hold.",
-        ),
-        (
-            "ratelimit.active_slots",
-            "Slots that the requests of this process hold.",
-        ),
-        (
-            "ratelimit.queued_requests",
-            "Requests that wait for a rate or a slot.",
-        ),
-    ] {
+    for (name, text) in GAUGES {
         describe_gauge!(name, Unit::Count, text);
     }
 }

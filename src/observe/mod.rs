@@ -7,10 +7,7 @@ mod counters;
 #[cfg(feature = "metrics")]
 mod metered;
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-};
+use std::fmt;
 
 #[cfg(feature = "tracing")]
 use tracing::{Level, Span, field::display, level_filters::LevelFilter};
@@ -24,7 +21,7 @@ use crate::{
     fingerprint::{Fingerprint, FingerprintKey},
     head::RequestHead,
     key::{Key, KeyError},
-    log::warn,
+    log::{log_once, warn},
     name::RuleName,
     quota::Quota,
 };
@@ -35,14 +32,14 @@ mod metered {
     pub(crate) use std::convert::Infallible as Active;
     use std::time::Instant;
 
-    use super::{Decision, DecisionEvent, Quota, RuleName};
+    use super::{Decision, DecisionEvent, MeteredRule, Quota, RuleName};
 
     #[derive(Clone)]
     pub(crate) struct Metrics;
 
     #[expect(clippy::unused_self)]
     impl Metrics {
-        pub(crate) fn new(_: impl Iterator<Item = (RuleName, bool)>) -> Self {
+        pub(crate) fn new(_: impl Iterator<Item = MeteredRule>) -> Self {
             Self
         }
         pub(crate) fn answered(&self, _: &Decision, _: Instant) {}
@@ -116,6 +113,14 @@ pub struct DecisionEvent<'a> {
     /// Returns the charge of a rule.
     pub(crate) charged: &'a dyn Fn(RuleName) -> Option<Charged<'a>>,
     pub(crate) secret: Option<&'a FingerprintKey>,
+}
+
+/// A rule for which metrics are recorded.
+#[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "for metrics"))]
+pub(crate) struct MeteredRule {
+    pub(crate) name: RuleName,
+    /// `true` if the quotas are chosen for each request.
+    pub(crate) is_chosen: bool,
 }
 
 /// Charge of a rule, for a hook.
@@ -217,27 +222,21 @@ pub(crate) fn has_subscriber() -> bool {
 
 /// Logs the first charge that was cut at `max_debt`.
 pub(crate) fn late_charge_cut(quota: &Quota) {
-    static LOGGED: AtomicBool = AtomicBool::new(false);
-    if !LOGGED.swap(true, Relaxed) {
-        let limit = quota.limit();
-        let debt = quota.max_debt_units();
-        warn!(
-            "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
-             charged already, and the excess is dropped; reserve more, or raise \
-             Quota::with_max_debt (logged once)"
-        );
-    }
+    let limit = quota.limit();
+    let debt = quota.max_debt_units();
+    log_once!(warn!(
+        "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
+         charged already, and the excess is dropped; reserve more, or raise Quota::with_max_debt \
+         (logged once)"
+    ));
 }
 
 /// Logs the first late charge that the store did not make.
 pub(crate) fn late_charge_lost(rule: RuleName) {
-    static LOGGED: AtomicBool = AtomicBool::new(false);
-    if !LOGGED.swap(true, Relaxed) {
-        warn!(
-            "a late charge of rule {rule} has no effect: the store failed, or does not support late \
-             charges; reserve the highest cost instead (logged once)"
-        );
-    }
+    log_once!(warn!(
+        "a late charge of rule {rule} has no effect: the store failed, or does not support late \
+         charges; reserve the highest cost instead (logged once)"
+    ));
 }
 
 /// Fills the `ratelimit.*` fields of the current span, and logs denials.
@@ -246,36 +245,39 @@ pub(crate) fn late_charge_lost(rule: RuleName) {
 #[cfg(feature = "tracing")]
 pub(crate) fn record(event: &DecisionEvent<'_>) {
     let Ok(decision) = event.decision else { return };
-    let span = Span::current();
-    let field = span.field("ratelimit.result");
-    let is_logged = !decision.is_allowed() && tracing::enabled!(Level::DEBUG);
-    if field.is_none() && !is_logged {
-        return;
-    }
-    let result = event.result();
-    let store = decision.source().as_str();
-    let policy = event.rule().map(|rule| rule.as_str());
-    // The wait of a denial in milliseconds, rounded up.
-    let wait = decision.retry_after().filter(|_| !decision.is_allowed());
-    let wait = wait.and_then(|wait| u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok());
-    if let Some(field) = field {
-        span.record(&field, result);
-        span.record("ratelimit.store", store);
-        span.record("ratelimit.policy", policy);
-        span.record("ratelimit.remaining", decision.remaining());
-        span.record("ratelimit.retry_after_ms", wait);
-        span.record("ratelimit.key", event.fingerprint().map(display));
-    }
-    if is_logged {
+    record_span(event, decision);
+    if !decision.is_allowed() && tracing::enabled!(Level::DEBUG) {
         tracing::debug!(
-            policy,
-            result,
-            retry_after_ms = wait,
-            store,
+            policy = event.rule().map(|rule| rule.as_str()),
+            result = event.result(),
+            retry_after_ms = wait_millis(decision),
+            store = decision.source().as_str(),
             ratelimit.key = event.fingerprint().map(display),
             "denied"
         );
     }
+}
+
+#[cfg(feature = "tracing")]
+fn record_span(event: &DecisionEvent<'_>, decision: &Decision) {
+    let span = Span::current();
+    let Some(field) = span.field("ratelimit.result") else {
+        return;
+    };
+    span.record(&field, event.result());
+    span.record("ratelimit.store", decision.source().as_str());
+    let policy = event.rule().map(|rule| rule.as_str());
+    span.record("ratelimit.policy", policy);
+    span.record("ratelimit.remaining", decision.remaining());
+    span.record("ratelimit.retry_after_ms", wait_millis(decision));
+    span.record("ratelimit.key", event.fingerprint().map(display));
+}
+
+/// Returns the wait of a denial in milliseconds, rounded up.
+#[cfg(feature = "tracing")]
+fn wait_millis(decision: &Decision) -> Option<u64> {
+    let wait = decision.retry_after().filter(|_| !decision.is_allowed())?;
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
 }
 
 #[cfg(not(feature = "tracing"))]

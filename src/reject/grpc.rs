@@ -42,25 +42,26 @@ fn is_post(head: &RequestHead<'_>) -> bool {
 pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> Response<B> {
     let code = why.cause.grpc(status);
     let message = text::detail(why);
+    let details = STANDARD_NO_PAD.encode(status_message(code, &message, why));
+    let fields = [
+        ("grpc-status", Some(code.into())),
+        (
+            "grpc-message",
+            HeaderValue::try_from(percent_encoded(&message)).ok(),
+        ),
+        (
+            "grpc-status-details-bin",
+            HeaderValue::try_from(details).ok(),
+        ),
+        ("grpc-retry-pushback-ms", pushback(why).map(Into::into)),
+    ];
     let mut response = Response::new(B::default());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, GRPC);
-    headers.insert(
-        HeaderName::from_static("grpc-status"),
-        HeaderValue::from(code),
-    );
-    if let Ok(value) = HeaderValue::try_from(percent_encoded(&message)) {
-        headers.insert(HeaderName::from_static("grpc-message"), value);
-    }
-    let details = STANDARD_NO_PAD.encode(status_message(code, &message, why));
-    if let Ok(value) = HeaderValue::try_from(details) {
-        headers.insert(HeaderName::from_static("grpc-status-details-bin"), value);
-    }
-    if let Some(pushback) = pushback(why) {
-        headers.insert(
-            HeaderName::from_static("grpc-retry-pushback-ms"),
-            pushback.into(),
-        );
+    for (name, value) in fields {
+        if let Some(value) = value {
+            headers.insert(HeaderName::from_static(name), value);
+        }
     }
     response
 }

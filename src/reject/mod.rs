@@ -189,22 +189,14 @@ impl<'a> Rejection<'a> {
         reject: &impl Reject<B>,
         head: &RequestHead<'_>,
         charges: &[Charge<'_>],
-        expose: bool,
     ) -> Response<B> {
         let mut response = reject.reject(self, head);
         let headers = response.headers_mut();
-        let decision = self.decision();
         self.template
-            .complete(headers, decision, charges, self.retry_after);
-        if response
-            .extensions_mut()
-            .remove::<text::Unfilled>()
-            .is_some()
-        {
+            .complete(headers, self.decision(), charges, self.retry_after);
+        let unfilled = response.extensions_mut().remove::<text::Unfilled>();
+        if unfilled.is_some() {
             response.headers_mut().remove(CONTENT_TYPE);
-        }
-        if let Some(decision) = decision.filter(|_| expose) {
-            response.extensions_mut().insert(decision.clone());
         }
         response
     }
@@ -232,7 +224,7 @@ impl<'a> Rejection<'a> {
         let mut explanation = match (self.decided, self.rules) {
             (Ok(decision), Some(rules)) => decision.explain().rules(rules, head),
             (Ok(decision), None) => decision.explain(),
-            (Err(error), _) => Explanation::new(Err(error.clone().into()), false),
+            (Err(error), _) => Explanation::new(Err(error.clone().into())),
         };
         explanation.secret = self.secret.copied();
         explanation
@@ -489,6 +481,6 @@ impl Decision {
         }
         let template = Template::of_call(Headers::RateLimit, self, quotas.as_ref());
         let why = Rejection::new(Ok(self), self.retry_after(), &template, None, None);
-        Some(why.response(&TooManyRequests::new(), &head.into(), &[], false))
+        Some(why.response(&TooManyRequests::new(), &head.into(), &[]))
     }
 }

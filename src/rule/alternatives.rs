@@ -114,45 +114,55 @@ impl Sealed for Alternatives {
     ) -> Result<(), Bypass> {
         let mut rules = Selected::new();
         self.0.iter().for_each(|rule| rule.select(head, &mut rules));
-        let start = before.charges.len();
         chain(&rules, head, before, &mut |all| {
-            let own = &all.charges[start..];
-            let mut unlimited = own
-                .iter()
-                .filter(|charge| charge.quotas.is_empty())
-                .peekable();
-            if unlimited.peek().is_some() {
-                // A block holds without quotas, too.
-                let charges: SmallVec<[_; 4]> =
-                    before.charges.iter().chain(unlimited).copied().collect();
-                return then(Candidates {
-                    charges: &charges,
-                    ..before
-                });
-            }
-            let mut choices: SmallVec<[_; 2]> = before.choices.into();
-            if own.len() > 1 {
-                choices.push(Choice::new(start, own.iter().map(|_| 1)));
-            }
-            if !own.iter().any(waits_for_slots) {
-                return then(Candidates {
-                    choices: &choices,
-                    ..all
-                });
-            }
-            let mut charges: SmallVec<[Charge<'_>; 4]> = all.charges.into();
-            for charge in charges[start..]
-                .iter_mut()
-                .filter(|charge| waits_for_slots(charge))
-            {
-                *charge = charge.with_max_wait(Duration::ZERO);
-            }
-            then(Candidates {
-                charges: &charges,
-                choices: &choices,
-            });
+            append_choice(all, before, then);
         })
     }
+}
+
+/// Calls `then` with the charges in `before`, followed by a choice between the other charges of `all`.
+fn append_choice(all: Candidates<'_, '_>, before: Candidates<'_, '_>, then: &mut Then<'_>) {
+    let start = before.charges.len();
+    let own = &all.charges[start..];
+    if own.iter().any(is_unlimited) {
+        return append_unlimited(own, before, then);
+    }
+    let mut choices: SmallVec<[_; 2]> = before.choices.into();
+    if own.len() > 1 {
+        choices.push(Choice::new(start, own.iter().map(|_| 1)));
+    }
+    let all = Candidates {
+        choices: &choices,
+        ..all
+    };
+    if !own.iter().any(waits_for_slots) {
+        return then(all);
+    }
+    let mut charges: SmallVec<[Charge<'_>; 4]> = all.charges.into();
+    for charge in &mut charges[start..] {
+        if waits_for_slots(charge) {
+            charge.max_wait = Duration::ZERO;
+        }
+    }
+    then(Candidates {
+        charges: &charges,
+        ..all
+    });
+}
+
+/// Calls `then` with the charges in `before`, followed by those without quotas. A block holds for these, too.
+fn append_unlimited(own: &[Charge<'_>], before: Candidates<'_, '_>, then: &mut Then<'_>) {
+    let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
+    charges.extend(own.iter().filter(|charge| is_unlimited(charge)).copied());
+    then(Candidates {
+        charges: &charges,
+        ..before
+    });
+}
+
+/// Returns `true` for the charge of an empty plan.
+fn is_unlimited(charge: &Charge<'_>) -> bool {
+    charge.quotas.is_empty()
 }
 
 /// Returns `true` for a charge that would wait in a queue for slots, which alternatives do not have.

@@ -63,6 +63,16 @@ impl Choice {
         self.ends.last().copied().unwrap_or(self.start)
     }
 
+    /// Returns the number of lists.
+    fn lists(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Returns the places of all charges of the choice.
+    fn span(&self) -> Range<usize> {
+        self.start..self.end()
+    }
+
     fn bounds(&self, list: usize) -> Range<usize> {
         let start = list
             .checked_sub(1)
@@ -79,20 +89,11 @@ impl Choice {
 impl<'c, 'a> Candidates<'c, 'a> {
     /// Returns attempts that together have each charge.
     pub(crate) fn attempts(self) -> impl Iterator<Item = SmallVec<[Charge<'a>; 4]>> {
-        let most = self
-            .choices
-            .iter()
-            .map(|choice| choice.ends.len())
-            .max()
-            .unwrap_or(1);
+        let most = self.choices.iter().map(Choice::lists).max().unwrap_or(1);
         (0..most).map(move |list| {
-            let tried = self
-                .choices
-                .iter()
-                .map(|choice| list.min(choice.ends.len() - 1))
-                .collect();
+            let choices = self.choices.iter();
             let attempts = Attempts {
-                tried,
+                tried: choices.map(|choice| list.min(choice.lists() - 1)).collect(),
                 ..Attempts::default()
             };
             attempts.charges(self, &mut SmallVec::new()).into()
@@ -223,7 +224,7 @@ impl Attempts {
         all: Candidates<'m, 'a>,
         made: &'m mut SmallVec<[Charge<'a>; 4]>,
     ) -> &'m [Charge<'a>] {
-        charges_of(&self.tried, false, all, made)
+        charges_of(&self.tried, FirstLists::LeftOut, all, made)
     }
 
     /// Returns the charges that describe the final decision. `made` keeps them if they are not neighbors.
@@ -236,14 +237,15 @@ impl Attempts {
         decision: &Decision,
         made: &'m mut SmallVec<[Charge<'a>; 4]>,
     ) -> &'m [Charge<'a>] {
-        let is_allowed = decision.is_allowed();
-        let is_tried = is_allowed || self.described.is_empty();
-        let lists = if is_tried {
+        if decision.is_allowed() {
+            return charges_of(&self.tried, FirstLists::Added, all, made);
+        }
+        let lists = if self.described.is_empty() {
             &self.tried
         } else {
             &self.described
         };
-        charges_of(lists, is_allowed, all, made)
+        charges_of(lists, FirstLists::LeftOut, all, made)
     }
 
     /// Continues after a decision on the tried charges. Returns `false` if the decision is final, and then
@@ -264,16 +266,10 @@ impl Attempts {
 
     /// Moves each choice that was denied on. Returns `true` if the store must be asked again.
     fn try_next(&mut self, all: Candidates<'_, '_>, denial: &mut Decision) -> bool {
-        // An outcome that denies for longer than any charge of its rule may wait caused the denial. If
-        // there is none, the store denied a charge that may wait, and each denying outcome may be the
-        // cause.
-        let is_explained = denial
-            .outcomes
-            .iter()
-            .any(|outcome| is_beyond_patience(all.charges, outcome));
+        let causes = Causes::of(all.charges, denial);
         let mut asks_again = false;
         for choice in 0..all.choices.len() {
-            asks_again |= self.try_next_of(choice, all, denial, is_explained);
+            asks_again |= self.try_next_of(choice, all, denial, causes);
         }
         self.repeats = self.repeats.saturating_add(asks_again.into());
         asks_again
@@ -285,28 +281,16 @@ impl Attempts {
         choice: usize,
         all: Candidates<'_, '_>,
         denial: &mut Decision,
-        is_explained: bool,
+        causes: Causes<'_, '_>,
     ) -> bool {
-        while self.tried(choice) + 1 < all.choices[choice].ends.len() {
+        while self.tried(choice) + 1 < all.choices[choice].lists() {
             let list = self.tried(choice);
             let charges = all.list(choice, list);
             let outcomes = outcomes_of(charges, &denial.outcomes);
-            let denies = |outcome: &Outcome| {
-                if is_explained {
-                    return is_beyond_patience(all.charges, outcome);
-                }
-                outcome.denies()
-            };
-            if !outcomes.iter().any(denies) {
+            if !outcomes.iter().any(|outcome| causes.contain(outcome)) {
                 return false;
             }
-            for outcome in outcomes {
-                self.denied.push(DeniedOutcome {
-                    choice,
-                    list,
-                    outcome,
-                });
-            }
+            self.note_denied(choice, outcomes);
             self.tried.resize(all.choices.len(), 0);
             self.tried[choice] += 1;
             if !foresee_denial(charges, all.list(choice, list + 1), denial) {
@@ -314,6 +298,18 @@ impl Attempts {
             }
         }
         false
+    }
+
+    /// Keeps the outcomes of the list of a choice that is tried.
+    fn note_denied(&mut self, choice: usize, outcomes: SmallVec<[Outcome; 2]>) {
+        let list = self.tried(choice);
+        for outcome in outcomes {
+            self.denied.push(DeniedOutcome {
+                choice,
+                list,
+                outcome,
+            });
+        }
     }
 
     /// Adds the outcomes of the charges that are not made to the last decision. A denial gets the
@@ -333,6 +329,7 @@ impl Attempts {
         }
     }
 
+    /// Adds the outcomes of the charges of a choice that are not made, and marks those that did not decide.
     fn finish_choice(&mut self, choice: usize, all: Candidates<'_, '_>, decision: &mut Decision) {
         let mut decisive = self.tried(choice);
         if !decision.is_allowed() {
@@ -341,14 +338,14 @@ impl Attempts {
                 .push(first_with_rules_of(decisive, choice, all));
         }
         // The decisive list comes first: a rule that is also in others has its outcomes.
-        let lists = 0..all.choices[choice].ends.len();
+        let lists = 0..all.choices[choice].lists();
         for list in iter::once(decisive).chain(lists) {
             self.add_outcomes(choice, list, all, decision);
         }
         let decisive = all.list(choice, decisive);
-        let own = &all.charges[all.choices[choice].start..all.choices[choice].end()];
+        let own = &all.charges[all.choices[choice].span()];
         for outcome in &mut decision.outcomes {
-            if has(own, outcome.rule()) && !has(decisive, outcome.rule()) {
+            if has_rule(own, outcome.rule()) && !has_rule(decisive, outcome.rule()) {
                 outcome.pass_over(decision.allowed);
             }
         }
@@ -364,16 +361,14 @@ impl Attempts {
     ) {
         let last = all.list(choice, self.tried(choice));
         for charge in all.list(choice, list) {
-            let has_some =
-                |outcomes: &[Outcome]| outcomes.iter().any(|of| of.rule() == charge.rule);
-            if has(last, charge.rule) || has_some(&decision.outcomes) {
+            let rule = charge.rule;
+            if has_rule(last, rule) || has_outcome(&decision.outcomes, rule) {
                 continue;
             }
             let known = self.denied_in(choice, list);
-            decision
-                .outcomes
-                .extend(known.filter(|of| of.rule() == charge.rule).copied());
-            if !has_some(&decision.outcomes) {
+            let known = known.filter(|outcome| outcome.rule() == rule);
+            decision.outcomes.extend(known.copied());
+            if !has_outcome(&decision.outcomes, rule) {
                 charge.add_unknown(decision);
             }
         }
@@ -391,25 +386,24 @@ impl Attempts {
         let tried = self.tried(choice);
         let last = all.list(choice, tried);
         let soonest = self.soonest(choice, all, outcomes);
-        let charges = all.list(choice, soonest.list);
-        if soonest.list == tried || !last.iter().all(|charge| has(charges, charge.rule)) {
+        if soonest.list == tried || !has_rules_of(all.list(choice, soonest.list), last) {
             return soonest.list;
         }
         // All rules of the last list are also in the soonest one. Its outcomes are the newest, so they
         // are kept, with the wait of the soonest.
-        for outcome in outcomes
-            .iter_mut()
-            .filter(|outcome| has(last, outcome.rule()))
-        {
-            outcome.set_retry_ns(soonest.wait_ns);
+        for outcome in outcomes {
+            if has_rule(last, outcome.rule()) {
+                outcome.set_retry_ns(soonest.wait_ns);
+            }
         }
         tried
     }
 
+    /// Returns the list of a choice with the shortest wait, of those that were tried.
     fn soonest(&self, choice: usize, all: Candidates<'_, '_>, last: &[Outcome]) -> Soonest {
         let tried = self.tried(choice);
         let charges = all.list(choice, tried);
-        let is_last = |outcome: &&Outcome| has(charges, outcome.rule());
+        let is_last = |outcome: &&Outcome| has_rule(charges, outcome.rule());
         let mut soonest = Soonest {
             list: tried,
             wait_ns: longest(last.iter().filter(is_last)),
@@ -430,19 +424,27 @@ fn entry(lists: &[usize], choice: usize) -> usize {
     lists.get(choice).copied().unwrap_or(0)
 }
 
-/// Returns the charges of these lists, and those outside of choices. With `with_first`, also those of the
-/// first list of each choice whose rules are not in its list. `made` keeps them if they are not neighbors.
+/// The first lists of the choices, beside the lists that are charged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FirstLists {
+    LeftOut,
+    /// Their charges are added, except for those with a rule of the charged list.
+    Added,
+}
+
+/// Returns the charges of these lists, those outside of choices, and perhaps those of the first lists.
+/// `made` keeps them if they are not neighbors.
 fn charges_of<'m, 'a>(
     lists: &[usize],
-    with_first: bool,
+    first: FirstLists,
     all: Candidates<'m, 'a>,
     made: &'m mut SmallVec<[Charge<'a>; 4]>,
 ) -> &'m [Charge<'a>] {
-    let with_first = with_first && lists.iter().any(|list| *list > 0);
+    let adds_first = first == FirstLists::Added && lists.iter().any(|list| *list > 0);
     made.clear();
     match all.choices {
         [] => return all.charges,
-        [one] if !with_first && one.start == 0 && one.end() == all.charges.len() => {
+        [one] if !adds_first && one.span() == (0..all.charges.len()) => {
             return one.charges(all, entry(lists, 0));
         }
         _ => {}
@@ -451,9 +453,9 @@ fn charges_of<'m, 'a>(
     for (at, choice) in all.choices.iter().enumerate() {
         made.extend_from_slice(&all.charges[end..choice.start]);
         let own = choice.charges(all, entry(lists, at));
-        if with_first {
+        if adds_first {
             let first = choice.charges(all, 0).iter();
-            made.extend(first.filter(|charge| !has(own, charge.rule)).copied());
+            made.extend(first.filter(|charge| !has_rule(own, charge.rule)).copied());
         }
         made.extend_from_slice(own);
         end = choice.end();
@@ -465,23 +467,29 @@ fn charges_of<'m, 'a>(
 /// Returns the first list that has all rules of `list`, which describes them best.
 fn first_with_rules_of(list: usize, choice: usize, all: Candidates<'_, '_>) -> usize {
     let charges = all.list(choice, list);
-    let has_all = |first: &usize| {
-        let other = all.list(choice, *first);
-        charges.iter().all(|charge| has(other, charge.rule))
-    };
-    (0..list).find(has_all).unwrap_or(list)
+    let mut earlier = 0..list;
+    let found = earlier.find(|first| has_rules_of(all.list(choice, *first), charges));
+    found.unwrap_or(list)
 }
 
-fn has(charges: &[Charge<'_>], rule: RuleName) -> bool {
+fn has_rule(charges: &[Charge<'_>], rule: RuleName) -> bool {
     charges.iter().any(|charge| charge.rule == rule)
 }
 
+/// Returns `true` if some of the charges have each rule of the others.
+fn has_rules_of(charges: &[Charge<'_>], others: &[Charge<'_>]) -> bool {
+    others.iter().all(|other| has_rule(charges, other.rule))
+}
+
+fn has_outcome(outcomes: &[Outcome], rule: RuleName) -> bool {
+    outcomes.iter().any(|outcome| outcome.rule() == rule)
+}
+
+/// Returns the outcomes of the rules of these charges.
 fn outcomes_of(charges: &[Charge<'_>], outcomes: &[Outcome]) -> SmallVec<[Outcome; 2]> {
-    outcomes
-        .iter()
-        .filter(|outcome| has(charges, outcome.rule()))
-        .copied()
-        .collect()
+    let outcomes = outcomes.iter();
+    let its = outcomes.filter(|outcome| has_rule(charges, outcome.rule()));
+    its.copied().collect()
 }
 
 /// Returns the longest wait of the outcomes that decide.
@@ -490,18 +498,43 @@ fn longest<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u64 {
     deciding.map(Outcome::retry_ns).max().unwrap_or(0)
 }
 
+/// Finds the outcomes that caused a denial.
+///
+/// An outcome that denies for longer than any charge of its rule may wait is a cause. If there is none,
+/// the store denied a charge that may wait, and each denying outcome may be the cause.
+#[derive(Clone, Copy)]
+struct Causes<'c, 'a> {
+    charges: &'c [Charge<'a>],
+    /// `true` if an outcome denies for longer than its rule may wait.
+    are_certain: bool,
+}
+
+impl<'c, 'a> Causes<'c, 'a> {
+    fn of(charges: &'c [Charge<'a>], denial: &Decision) -> Self {
+        let mut outcomes = denial.outcomes.iter();
+        Self {
+            charges,
+            are_certain: outcomes.any(|outcome| is_beyond_patience(charges, outcome)),
+        }
+    }
+
+    fn contain(self, outcome: &Outcome) -> bool {
+        if self.are_certain {
+            is_beyond_patience(self.charges, outcome)
+        } else {
+            outcome.denies()
+        }
+    }
+}
+
 /// Returns `true` for a denial with a longer wait than the largest `max_wait` of its rule.
 ///
 /// The waits of a denial are those of callers that do not queue, so a shorter one may be allowed.
 fn is_beyond_patience(charges: &[Charge<'_>], outcome: &Outcome) -> bool {
-    let its = charges
-        .iter()
-        .filter(|charge| charge.rule == outcome.rule());
-    let patience = its
-        .map(|charge| charge.demand().max_wait)
-        .max()
-        .unwrap_or(0);
-    outcome.is_deciding() && outcome.retry_ns() > patience
+    let rule = outcome.rule();
+    let its = charges.iter().filter(|charge| charge.rule == rule);
+    let patience = its.map(|charge| charge.demand().max_wait).max();
+    outcome.is_deciding() && outcome.retry_ns() > patience.unwrap_or(0)
 }
 
 /// Replaces the outcomes of the denied list by those of the next, if they show that it does not fit
@@ -519,14 +552,13 @@ fn foresee_denial(denied: &[Charge<'_>], next: &[Charge<'_>], denial: &mut Decis
             foreseen.push(outcome.with_report_only(charge.report_only));
         }
     }
-    let denies = foreseen.iter().any(Outcome::denies);
-    if denies {
-        denial
-            .outcomes
-            .retain(|outcome| !has(denied, outcome.rule()));
-        denial.outcomes.extend(foreseen);
+    if !foreseen.iter().any(Outcome::denies) {
+        return false;
     }
-    denies
+    let outcomes = &mut denial.outcomes;
+    outcomes.retain(|outcome| !has_rule(denied, outcome.rule()));
+    outcomes.extend(foreseen);
+    true
 }
 
 #[cfg(test)]

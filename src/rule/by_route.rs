@@ -217,17 +217,12 @@ impl<K> ByRoute<K> {
 
     /// Returns the rule that charges a request.
     fn rule(&self, head: &RequestHead<'_>) -> &Rule<K> {
-        let matched = head
-            .extensions
-            .get::<MatchedPath>()
-            .map(MatchedPath::as_str);
-        let ranked = self
-            .routes
-            .iter()
-            .filter_map(|routed| Some((routed.route.rank(head, matched)?, routed)));
-        let best = ranked
-            .min_by_key(|(rank, _)| *rank)
-            .map(|(_, routed)| routed);
+        let matched = head.extensions.get::<MatchedPath>();
+        let matched = matched.map(MatchedPath::as_str);
+        let routes = self.routes.iter();
+        let ranked = routes.filter_map(|routed| Some((routed.route.rank(head, matched)?, routed)));
+        let best = ranked.min_by_key(|(rank, _)| *rank);
+        let best = best.map(|(_, routed)| routed);
         if is_early(&self.check.requests) {
             self.record(head, matched, best.map(|routed| &routed.route));
         }
@@ -244,13 +239,7 @@ impl<K> ByRoute<K> {
             }
             (None, Some(matched)) => {
                 self.check.matched.record_hit();
-                let lacks_prefix = |route: &&Route| route.lacks_prefix(head, matched);
-                let mut routes = self.routes.iter().map(|routed| &routed.route);
-                if let Some(route) = routes.find(lacks_prefix)
-                    && !self.check.has_warned.swap(true, Relaxed)
-                {
-                    warn_of_prefix(route, matched);
-                }
+                self.check_prefix(head, matched);
             }
             (None, None) => {
                 let has_grpc = self.routes.iter().any(|routed| routed.route.grpc);
@@ -261,6 +250,16 @@ impl<K> ByRoute<K> {
         }
         if count_and_is_last(&self.check.requests) {
             self.warn_unmet();
+        }
+    }
+
+    /// Looks for a template that lacks its prefix.
+    fn check_prefix(&self, head: &RequestHead<'_>, matched: &str) {
+        let mut routes = self.routes.iter().map(|routed| &routed.route);
+        if let Some(route) = routes.find(|route| route.lacks_prefix(head, matched))
+            && !self.check.has_warned.swap(true, Relaxed)
+        {
+            warn_of_prefix(route, matched);
         }
     }
 
@@ -332,32 +331,18 @@ struct Route {
 
 impl Route {
     fn new(method: Option<&str>, path: &str) -> Result<Self, RuleError> {
-        let find = |name| METHODS.into_iter().find(|known| known == name).ok_or(name);
-        let method = method.map(find).transpose().map_err(|name| {
-            let known = METHODS.each_ref().map(Method::as_str).join(", ");
-            RuleError::Route(format!(
-                "route \"{name} {path}\": method {name:?} is unknown; give one of {known}, or only \
-                 the path, for every method (any_method)"
-            ))
-        })?;
         let route = Self {
-            method,
+            method: method.map(|name| known_method(name, path)).transpose()?,
             path: path.into(),
             grpc: is_grpc(path),
             met: Arc::default(),
         };
-        let fault = if !path.starts_with('/') {
-            "does not start with a slash; add it"
-        } else if path.contains(|c: char| c.is_ascii_control() || matches!(c, ' ' | '?' | '#')) {
-            "contains a space, a query or a fragment; drop it"
-        } else if path.contains("/:") || path.contains("/*") {
-            "has a parameter in the syntax of axum 0.7; write {name} or {*name}"
-        } else {
-            return Ok(route);
-        };
-        Err(RuleError::Route(format!(
-            "route \"{route}\": path {path:?} {fault}"
-        )))
+        match path_fault(path) {
+            Some(fault) => Err(RuleError::Route(format!(
+                "route \"{route}\": path {path:?} {fault}"
+            ))),
+            None => Ok(route),
+        }
     }
 
     /// Returns `true` if the request seems to have this route, in a router that is nested under a path.
@@ -397,6 +382,31 @@ impl fmt::Display for Route {
             Some(method) => write!(f, "{method} {}", self.path),
             None => f.write_str(&self.path),
         }
+    }
+}
+
+/// Returns the method with this name. The error has the path of the route.
+fn known_method(name: &str, path: &str) -> Result<Method, RuleError> {
+    let mut methods = METHODS.into_iter();
+    methods.find(|known| known == name).ok_or_else(|| {
+        let known = METHODS.each_ref().map(Method::as_str).join(", ");
+        RuleError::Route(format!(
+            "route \"{name} {path}\": method {name:?} is unknown; give one of {known}, or only the path, \
+             for every method (any_method)"
+        ))
+    })
+}
+
+/// Returns the reason why no request matches a path, and the fix.
+fn path_fault(path: &str) -> Option<&'static str> {
+    if !path.starts_with('/') {
+        Some("does not start with a slash; add it")
+    } else if path.contains(|c: char| c.is_ascii_control() || matches!(c, ' ' | '?' | '#')) {
+        Some("contains a space, a query or a fragment; drop it")
+    } else if path.contains("/:") || path.contains("/*") {
+        Some("has a parameter in the syntax of axum 0.7; write {name} or {*name}")
+    } else {
+        None
     }
 }
 

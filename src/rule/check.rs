@@ -150,69 +150,55 @@ pub(crate) fn check_and_register<S: Store>(
     infos: &[RuleInfo<'_>],
     store: &S,
 ) -> Result<(), RuleError> {
-    let limiting: Vec<_> = infos
-        .iter()
-        .filter(|info| info.quotas.is_none_or(|quotas| !quotas.is_empty()))
-        .collect();
-    check_each(&limiting)?;
-    let key = Key::everyone();
-    let live: Vec<_> = limiting
-        .iter()
-        .map(|info| info.live.map(LivePlan::quotas))
-        .collect();
-    let checked = checked_charges(&limiting, &live, &key)?;
-    let all = Candidates {
-        charges: &checked.charges,
-        choices: &checked.choices,
-    };
-    if !limiting.is_empty() {
-        for charges in all.attempts() {
-            store.supports(&charges).map_err(RuleError::Unsupported)?;
+    let is_limiting = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|quotas| !quotas.is_empty());
+    let limiting: Vec<_> = infos.iter().filter(is_limiting).collect();
+    for (at, info) in limiting.iter().enumerate() {
+        if limiting[..at].iter().any(|other| other.name == info.name) {
+            return Err(RuleError::SameName(info.name));
         }
+        check_quotas(info)?;
+        check_cost(info, &limiting)?;
     }
-    if checked.fixed.is_empty() {
+    if limiting.is_empty() {
         return Ok(());
     }
-    store
-        .register(&checked.fixed)
-        .map_err(RuleError::Unsupported)
+    let key = Key::everyone();
+    let live = limiting.iter().map(|info| info.live.map(LivePlan::quotas));
+    let live: Vec<_> = live.collect();
+    checked_charges(&limiting, &live, &key)?.register(store)
 }
 
-/// Checks each rule on its own, and its name and costs beside those of the others.
-fn check_each(limiting: &[&RuleInfo<'_>]) -> Result<(), RuleError> {
-    for (at, info) in limiting.iter().enumerate() {
-        let rule = info.name;
-        if limiting[..at].iter().any(|earlier| earlier.name == rule) {
-            return Err(RuleError::SameName(rule));
-        }
-        let quotas = info.quotas.unwrap_or_default();
-        if quotas.len() > MAX_QUOTAS {
-            return Err(RuleError::TooManyQuotas(rule, quotas.len()));
-        }
-        check_accounts(rule, quotas)?;
-        if let Some(live) = info.live {
-            check_accounts(rule, live.quotas().as_ref())?;
-        }
-        let first = info.first_alternative;
-        let mut others = limiting
-            .iter()
-            .filter(|other| first.is_some() && other.first_alternative == first);
-        let exceeded = |info: &RuleInfo<'_>| info.exceeded(info.quotas.unwrap_or_default());
-        // An alternative may be above its limit if another one is not.
-        if let Some(limit) = exceeded(info)
-            && others.all(|other| exceeded(other).is_some())
-        {
-            let cost = info.cost.unwrap_or(1);
-            let headroom = info.headroom.unwrap_or(0);
-            return Err(RuleError::CostAboveLimit {
-                rule,
-                cost,
-                headroom,
-                limit,
-            });
-        }
+fn check_quotas(info: &RuleInfo<'_>) -> Result<(), RuleError> {
+    let quotas = info.quotas.unwrap_or_default();
+    if quotas.len() > MAX_QUOTAS {
+        return Err(RuleError::TooManyQuotas(info.name, quotas.len()));
     }
-    Ok(())
+    check_accounts(info.name, quotas)?;
+    match info.live {
+        Some(live) => check_accounts(info.name, live.quotas().as_ref()),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a request can fit the rule. An alternative may be above its limit if another one is not.
+fn check_cost(info: &RuleInfo<'_>, limiting: &[&RuleInfo<'_>]) -> Result<(), RuleError> {
+    let exceeded = |info: &RuleInfo<'_>| info.exceeded(info.quotas.unwrap_or_default());
+    let Some(limit) = exceeded(info) else {
+        return Ok(());
+    };
+    let first = info.first_alternative;
+    let mut alternatives = limiting
+        .iter()
+        .filter(|other| first.is_some() && other.first_alternative == first);
+    if alternatives.any(|other| exceeded(other).is_none()) {
+        return Ok(());
+    }
+    Err(RuleError::CostAboveLimit {
+        rule: info.name,
+        cost: info.cost.unwrap_or(1),
+        headroom: info.headroom.unwrap_or(0),
+        limit,
+    })
 }
 
 /// The charges that a store is asked about when a layer is built.
@@ -224,6 +210,41 @@ struct CheckedCharges<'a> {
     fixed: Vec<Charge<'a>>,
 }
 
+impl<'a> CheckedCharges<'a> {
+    /// Asks the store if it supports the charges, and registers those with fixed quotas.
+    fn register<S: Store>(&self, store: &S) -> Result<(), RuleError> {
+        let all = Candidates {
+            charges: &self.charges,
+            choices: &self.choices,
+        };
+        for charges in all.attempts() {
+            store.supports(&charges).map_err(RuleError::Unsupported)?;
+        }
+        if self.fixed.is_empty() {
+            return Ok(());
+        }
+        store.register(&self.fixed).map_err(RuleError::Unsupported)
+    }
+
+    /// Adds the charge of a rule. It may continue the choice of the rule before.
+    fn add(&mut self, info: &RuleInfo<'_>, charge: Charge<'a>, before: Option<&RuleInfo<'_>>) {
+        let at = self.charges.len();
+        self.charges.push(charge);
+        if info.quotas.is_some() {
+            self.fixed.push(charge);
+        }
+        let first = info.first_alternative;
+        if first.is_none() {
+            return;
+        }
+        let continues = before.is_some_and(|before| before.first_alternative == first);
+        match self.choices.last_mut().filter(|_| continues) {
+            Some(choice) => choice.add(1),
+            None => self.choices.push(Choice::new(at, [1])),
+        }
+    }
+}
+
 /// Returns a charge for each rule whose quotas are known. `live` has the current quotas of each live plan.
 fn checked_charges<'a>(
     limiting: &[&RuleInfo<'a>],
@@ -233,40 +254,34 @@ fn checked_charges<'a>(
     let mut checked = CheckedCharges::default();
     let mut before: Option<&RuleInfo<'_>> = None;
     for (info, live) in limiting.iter().zip(live) {
-        let continues_choice =
-            before.is_some_and(|before| before.first_alternative == info.first_alternative);
+        let current = live.as_ref().map(AsRef::as_ref);
+        let current = current.filter(|quotas| !quotas.is_empty());
+        if let Some(quotas) = info.quotas.or(current).or(info.sample) {
+            let charge = charge_of(info, quotas, key);
+            check_wait(info, &charge)?;
+            checked.add(info, charge, before);
+        }
         before = Some(info);
-        let current = live
-            .as_ref()
-            .map(AsRef::as_ref)
-            .filter(|quotas| !quotas.is_empty());
-        let Some(quotas) = info.quotas.or(current).or(info.sample) else {
-            continue;
-        };
-        if waits_as_alternative(info, quotas) {
-            return Err(RuleError::AlternativeWaits(info.name));
-        }
-        let charge = charge_of(info, quotas, key);
-        if info.queues && charge.takes_several_slots() {
-            return Err(RuleError::SeveralSlotsWait {
-                rule: info.name,
-                cost: charge.cost,
-            });
-        }
-        checked.charges.push(charge);
-        if info.quotas.is_some() {
-            checked.fixed.push(charge);
-        }
-        if info.first_alternative.is_some() {
-            match checked.choices.last_mut().filter(|_| continues_choice) {
-                Some(choice) => choice.add(1),
-                None => checked
-                    .choices
-                    .push(Choice::new(checked.charges.len() - 1, [1])),
-            }
-        }
     }
     Ok(checked)
+}
+
+/// Checks that requests of the rule can wait for slots, if they would.
+fn check_wait(info: &RuleInfo<'_>, charge: &Charge<'_>) -> Result<(), RuleError> {
+    if !info.queues {
+        return Ok(());
+    }
+    let is_alternative = info.first_alternative.is_some();
+    if is_alternative && charge.quotas.iter().any(Quota::is_concurrent) {
+        return Err(RuleError::AlternativeWaits(info.name));
+    }
+    if charge.takes_several_slots() {
+        return Err(RuleError::SeveralSlotsWait {
+            rule: info.name,
+            cost: charge.cost,
+        });
+    }
+    Ok(())
 }
 
 /// Returns a charge of a rule, for a store that is asked about it.
@@ -284,9 +299,4 @@ fn charge_of<'a>(info: &RuleInfo<'_>, quotas: &'a [Quota], key: &'a Key) -> Char
         .with_max_wait(wait)
         .with_headroom(headroom)
         .with_report_only(may_report)
-}
-
-/// Returns `true` for an alternative that would wait for slots.
-fn waits_as_alternative(info: &RuleInfo<'_>, quotas: &[Quota]) -> bool {
-    info.first_alternative.is_some() && info.queues && quotas.iter().any(Quota::is_concurrent)
 }

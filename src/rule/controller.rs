@@ -1,8 +1,11 @@
 //! Measured requests, and the limit that follows from their latency.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU32, Ordering::Relaxed},
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use arc_swap::ArcSwap;
@@ -95,27 +98,19 @@ impl Drop for Measurement {
 
 impl Controller {
     pub(super) fn new(clock: Clock, initial: u32, max: u32, finder: Finder) -> Self {
-        let window = LatencyWindow {
-            start: clock.now(),
-            ..LatencyWindow::default()
-        };
         let state = LimitState {
             finder,
             limit: initial.into(),
             typical: 0.0,
-            window,
+            window: LatencyWindow::starting(clock.now()),
         };
-        let quotas = Arc::new(ArcSwap::from_pointee(quotas(initial)));
-        let in_flight = 0.into();
-        let peak = 0.into();
-        let state = state.into();
         Self {
             clock,
-            quotas,
+            quotas: Arc::new(ArcSwap::from_pointee(quotas(initial))),
             max,
-            in_flight,
-            peak,
-            state,
+            in_flight: AtomicU32::new(0),
+            peak: AtomicU32::new(0),
+            state: Mutex::new(state),
         }
     }
 
@@ -152,40 +147,15 @@ impl Controller {
         let now = self.clock.now();
         let latency = now.saturating_sub(since);
         let mut state = self.state();
-        let LimitState {
-            finder,
-            limit,
-            typical,
-            window,
-        } = &mut *state;
-        if overloaded.is_none() {
-            if *typical <= 0.0 || latency as f64 <= *typical {
-                return;
-            }
-            window.unanswered += 1;
-        }
-        window.count += 1;
-        window.sum = window.sum.saturating_add(latency);
-        window.overloaded += u32::from(overloaded == Some(true) || finder.is_too_slow(latency));
-        let mean = window.sum / u64::from(window.count);
-        // The effect of a change shows only after one latency.
-        let is_long = now.saturating_sub(window.start) >= mean.max(MIN_WINDOW);
-        if window.count < MIN_RESPONSES || !is_long {
+        if overloaded.is_none() && !state.is_unusual(latency) {
             return;
         }
-        let mean = mean.max(1) as f64;
-        if window.unanswered * 2 <= window.count {
-            *typical = mean;
+        state.add(latency, overloaded);
+        if !state.window.is_complete(now) {
+            return;
         }
-        let is_overloaded = u64::from(window.overloaded) * OVERLOAD_SHARE >= window.count.into();
         let peak = self.peak.swap(self.in_flight.load(Relaxed), Relaxed);
-        *limit = finder
-            .next(*limit, mean, peak.into(), is_overloaded)
-            .clamp(1.0, self.max.into());
-        *window = LatencyWindow {
-            start: now,
-            ..LatencyWindow::default()
-        };
+        state.end_window(now, peak, self.max);
         self.quotas.store(Arc::new(quotas(state.whole_limit())));
     }
 }
@@ -195,7 +165,61 @@ fn quotas(limit: u32) -> Quotas {
     Quota::concurrent(limit).shedding().into()
 }
 
+impl LatencyWindow {
+    fn starting(start: u64) -> Self {
+        Self {
+            start,
+            ..Self::default()
+        }
+    }
+
+    fn mean(&self) -> u64 {
+        self.sum / u64::from(self.count)
+    }
+
+    fn is_complete(&self, now: u64) -> bool {
+        // The effect of a change shows only after one latency.
+        let is_long = now.saturating_sub(self.start) >= self.mean().max(MIN_WINDOW);
+        is_long && self.count >= MIN_RESPONSES
+    }
+
+    fn is_overloaded(&self) -> bool {
+        u64::from(self.overloaded) * OVERLOAD_SHARE >= self.count.into()
+    }
+}
+
 impl LimitState {
+    /// Returns `true` for a longer latency than the mean, if that is known.
+    fn is_unusual(&self, latency: u64) -> bool {
+        self.typical > 0.0 && latency as f64 > self.typical
+    }
+
+    /// Adds a request to the window. Its result is `None` without a response.
+    fn add(&mut self, latency: u64, overloaded: Option<bool>) {
+        let is_overloaded = overloaded == Some(true) || self.finder.is_too_slow(latency);
+        let window = &mut self.window;
+        window.unanswered += u32::from(overloaded.is_none());
+        window.count += 1;
+        window.sum = window.sum.saturating_add(latency);
+        window.overloaded += u32::from(is_overloaded);
+    }
+
+    /// Finds the limit after the window, in which at most `peak` slots were held, and begins the next one.
+    fn end_window(&mut self, now: u64, peak: u32, max: u32) {
+        let window = mem::replace(&mut self.window, LatencyWindow::starting(now));
+        let latency = window.mean().max(1) as f64;
+        if window.unanswered * 2 <= window.count {
+            self.typical = latency;
+        }
+        let limit = self.finder.next(&WindowResult {
+            limit: self.limit,
+            latency,
+            peak: peak.into(),
+            is_overloaded: window.is_overloaded(),
+        });
+        self.limit = limit.clamp(1.0, max.into());
+    }
+
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -203,6 +227,29 @@ impl LimitState {
     )]
     fn whole_limit(&self) -> u32 {
         self.limit as u32
+    }
+}
+
+/// What a window has shown.
+struct WindowResult {
+    /// The limit during the window.
+    limit: f64,
+    /// The mean latency.
+    latency: f64,
+    /// The largest number of slots that were held.
+    peak: f64,
+    is_overloaded: bool,
+}
+
+impl WindowResult {
+    /// Returns `true` if half of the slots were held.
+    fn is_used(&self) -> bool {
+        self.peak * 2.0 >= self.limit
+    }
+
+    /// Returns `true` if the limit was reached.
+    fn is_full(&self) -> bool {
+        self.peak >= self.limit.floor()
     }
 }
 
@@ -222,20 +269,14 @@ impl Finder {
         matches!(self, Self::Aimd { timeout } if latency > *timeout)
     }
 
-    /// Returns the limit after a window with this mean latency, in which at most `peak` slots were
-    /// held.
-    fn next(&mut self, limit: f64, short: f64, peak: f64, is_overloaded: bool) -> f64 {
+    /// Returns the limit after a window.
+    fn next(&mut self, window: &WindowResult) -> f64 {
         match self {
-            Self::Aimd { .. } if is_overloaded => limit * DECREASE,
-            Self::Aimd { .. } => limit + f64::from(u8::from(is_used(limit, peak))),
-            Self::Gradient(gradient) => gradient.next(limit, short, peak, is_overloaded),
+            Self::Aimd { .. } if window.is_overloaded => window.limit * DECREASE,
+            Self::Aimd { .. } => window.limit + f64::from(u8::from(window.is_used())),
+            Self::Gradient(gradient) => gradient.next(window),
         }
     }
-}
-
-/// Returns `true` if half of the slots were held.
-fn is_used(limit: f64, peak: f64) -> bool {
-    peak * 2.0 >= limit
 }
 
 /// The gradient of the latency, after Netflix's `Gradient2Limit`.
@@ -283,42 +324,54 @@ const ABOUT_THE_SAME: f64 = 0.9;
 const NOT_LOWERED: f64 = 0.75;
 
 impl Gradient {
-    fn next(&mut self, limit: f64, short: f64, peak: f64, is_overloaded: bool) -> f64 {
+    /// Returns the limit after a window.
+    fn next(&mut self, window: &WindowResult) -> f64 {
+        if let Some(probe) = self.probe {
+            return if window.is_overloaded {
+                window.limit * DECREASE
+            } else {
+                self.add_to_probe(probe, window)
+            };
+        }
+        self.learn(window);
+        // Most windows, because those at the start of an overload have no queue yet.
+        let was_full = self.full * 5 >= WARMUP * 4;
+        if self.windows == WARMUP && was_full && window.limit >= 2.0 {
+            return self.halve(window.limit, self.long);
+        }
+        if window.is_overloaded {
+            return window.limit * DECREASE;
+        }
+        self.follow(window)
+    }
+
+    /// Adds a window to the long-term mean.
+    fn learn(&mut self, window: &WindowResult) {
+        let is_full = window.is_full();
+        self.windows = self.windows.saturating_add(1);
+        self.long = long_term_mean(self.long, window.latency, self.windows, is_full);
+        if self.windows <= WARMUP {
+            self.full += u32::from(is_full);
+        }
+    }
+
+    /// Returns the limit that follows from the gradient of the latency.
+    fn follow(&mut self, window: &WindowResult) -> f64 {
         /// The ratio of the latencies up to which the limit grows.
         const TOLERANCE: f64 = 1.5;
         /// The part of a window in the new limit.
         const SMOOTHING: f64 = 0.2;
         /// The requests by which the limit grows, before smoothing.
         const QUEUE: f64 = 4.0;
-        if let Some(probe) = self.probe {
-            return if is_overloaded {
-                limit * DECREASE
-            } else {
-                self.add_to_probe(probe, limit, short)
-            };
-        }
-        let is_full = peak >= limit.floor();
-        self.windows = self.windows.saturating_add(1);
-        self.long = long_term_mean(self.long, short, self.windows, is_full);
-        if self.windows <= WARMUP {
-            self.full += u32::from(is_full);
-        }
-        // Most windows, because those at the start of an overload have no queue yet.
-        if self.windows == WARMUP && self.full * 5 >= WARMUP * 4 && limit >= 2.0 {
-            return self.halve(limit, self.long);
-        }
-        if is_overloaded {
-            return limit * DECREASE;
-        }
-        let gradient = (TOLERANCE * self.long / short).clamp(0.5, 1.0);
-        let grown = SMOOTHING * (gradient * limit + QUEUE);
-        let next = if is_used(limit, peak) {
-            (1.0 - SMOOTHING) * limit + grown
+        let limit = window.limit;
+        let gradient = (TOLERANCE * self.long / window.latency).clamp(0.5, 1.0);
+        let next = if window.is_used() {
+            (1.0 - SMOOTHING) * limit + SMOOTHING * (gradient * limit + QUEUE)
         } else {
             limit
         };
         if gradient < 1.0 {
-            self.follow_lowering(next, short);
+            self.follow_lowering(next, window.latency);
         } else {
             self.lowering = None;
         }
@@ -327,22 +380,19 @@ impl Gradient {
 
     /// Accepts a higher latency if half of the limit has about the same latency. The queue is then not its
     /// cause.
-    fn follow_lowering(&mut self, next: f64, short: f64) {
-        let lowering = self.lowering.filter(|lowering| {
-            next <= lowering.limit && lowering.latency >= ABOUT_THE_SAME * short
-        });
-        let Some(Lowering { limit, latency }) = lowering else {
-            self.lowering = Some(Lowering {
-                limit: next,
-                latency: short,
-            });
+    fn follow_lowering(&mut self, limit: f64, latency: f64) {
+        let start = self
+            .lowering
+            .filter(|start| limit <= start.limit && start.latency >= ABOUT_THE_SAME * latency);
+        let Some(start) = start else {
+            self.lowering = Some(Lowering { limit, latency });
             return;
         };
-        if next > limit / 2.0 {
+        if limit > start.limit / 2.0 {
             return;
         }
-        if short > NOT_LOWERED * latency {
-            self.long = short;
+        if latency > NOT_LOWERED * start.latency {
+            self.long = latency;
         }
         self.lowering = None;
     }
@@ -359,30 +409,30 @@ impl Gradient {
     }
 
     /// Adds a window to the comparison. Returns the next limit.
-    fn add_to_probe(&mut self, mut probe: Probe, limit: f64, short: f64) -> f64 {
+    fn add_to_probe(&mut self, mut probe: Probe, window: &WindowResult) -> f64 {
         /// The windows of a comparison. The first one still has requests of the larger limit.
         const WINDOWS: u32 = 6;
         probe.windows += 1;
         if probe.windows > 1 {
-            probe.mean += (short - probe.mean) / f64::from(probe.windows - 1);
+            probe.mean += (window.latency - probe.mean) / f64::from(probe.windows - 1);
         }
         if probe.windows < WINDOWS {
             self.probe = Some(probe);
-            return limit;
+            return window.limit;
         }
         self.probe = None;
         self.long = self.long.min(probe.mean);
         if probe.mean >= ABOUT_THE_SAME * probe.latency {
             probe.limit
-        } else if limit >= 2.0 {
-            self.halve(limit, probe.mean)
+        } else if window.limit >= 2.0 {
+            self.halve(window.limit, probe.mean)
         } else {
-            limit
+            window.limit
         }
     }
 }
 
-/// Returns the long-term mean of the latency after a window of the latency `short`.
+/// Returns the long-term mean after the window with the number `windows`, whose latency was `short`.
 fn long_term_mean(mut long: f64, short: f64, windows: u32, is_full: bool) -> f64 {
     /// The number of windows of the long-term mean.
     const LONG: f64 = 600.0;
@@ -408,11 +458,16 @@ mod tests {
     fn a_full_limit_is_halved_after_a_warmup_with_overloaded_windows() {
         for overloaded in [&[][..], &[10], &[1, 2, 3, 9, 10]] {
             let mut gradient = Gradient::default();
-            let mut limit = 20.0;
-            for window in 1..WARMUP {
-                limit = gradient.next(limit, 100.0, limit, overloaded.contains(&window));
-            }
-            let last = gradient.next(limit, 100.0, limit, overloaded.contains(&WARMUP));
+            let mut next = |limit, window| {
+                gradient.next(&WindowResult {
+                    limit,
+                    latency: 100.0,
+                    peak: limit,
+                    is_overloaded: overloaded.contains(&window),
+                })
+            };
+            let limit = (1..WARMUP).fold(20.0, &mut next);
+            let last = next(limit, WARMUP);
             assert!(
                 (last - limit / 2.0).abs() < 1e-9,
                 "{overloaded:?}: from {limit} to {last}"

@@ -116,33 +116,8 @@ impl Rule<Everyone> {
     /// bytes.
     #[track_caller]
     pub fn fair_by<K: KeyExtractor>(self, key: K) -> FairRule<K> {
+        self.check_pool();
         let name = self.name;
-        assert!(
-            self.plan
-                .fixed()
-                .is_none_or(|quotas| pool(quotas).is_some()),
-            "rule {name}: fair_by with {} quotas; give the rule one quota with the algorithm Gcra and \
-             without initial, and the others to another rule",
-            self.plan.fixed().map_or(0, <[_]>::len)
-        );
-        let burst = self
-            .plan
-            .fixed()
-            .and_then(pool)
-            .map_or(u32::MAX, Quota::limit);
-        assert!(
-            u64::from(burst) * RESERVE >= 100,
-            "rule {name}: fair_by with a burst of {burst}, of which no unit can be left for others; \
-             give it at least 4"
-        );
-        assert!(
-            self.max_wait.is_none(),
-            "rule {name}: max_wait with fair_by; remove one of them"
-        );
-        assert!(
-            self.if_no_key.is_none(),
-            "rule {name}: if_no_key with fair_by; use on_missing_key, or another rule"
-        );
         assert!(
             key.can_be_client(),
             "rule {name}: fair_by a key that is never that of one client; use one such as PeerIp or \
@@ -153,19 +128,46 @@ impl Rule<Everyone> {
             .on_missing_key(self.on_missing_key)
             .max_key_len(self.max_key_len)
             .report_only(self.report_only.clone());
-        let clients = Arc::new(Clients::new(OnceLock::new(), CLIENTS));
-        let weight = Cost::from(1);
         let sharers = Sharers {
             pool: name,
             share: share.name,
-            weight,
-            clients,
+            weight: Cost::from(1),
+            clients: Arc::new(Clients::new(OnceLock::new(), CLIENTS)),
         };
         FairRule {
             pool: self,
             share,
             sharers,
         }
+    }
+
+    /// Panics if the limit of the rule cannot have shares.
+    #[track_caller]
+    fn check_pool(&self) {
+        let name = self.name;
+        if let Some(quotas) = self.plan.fixed() {
+            let count = quotas.len();
+            let Some(quota) = pool(quotas) else {
+                panic!(
+                    "rule {name}: fair_by with {count} quotas; give the rule one quota with the algorithm \
+                     Gcra and without initial, and the others to another rule"
+                );
+            };
+            let burst = quota.limit();
+            assert!(
+                u64::from(burst) * RESERVE >= 100,
+                "rule {name}: fair_by with a burst of {burst}, of which no unit can be left for others; \
+                 give it at least 4"
+            );
+        }
+        assert!(
+            self.max_wait.is_none(),
+            "rule {name}: max_wait with fair_by; remove one of them"
+        );
+        assert!(
+            self.if_no_key.is_none(),
+            "rule {name}: if_no_key with fair_by; use on_missing_key, or another rule"
+        );
     }
 }
 
@@ -231,6 +233,12 @@ fn pool(quotas: &[Quota]) -> Option<&Quota> {
     }
 }
 
+/// Returns the units of a pool that clients beyond their share leave for others.
+fn reserve(quota: &Quota) -> u32 {
+    let reserve = u64::from(quota.limit()) * RESERVE / 100;
+    u32::try_from(reserve).unwrap_or(u32::MAX)
+}
+
 impl<K: KeyExtractor> FairRule<K> {
     /// Calls `then` with the charges of a client, which is `None` if it has no share.
     fn append_own(
@@ -241,15 +249,12 @@ impl<K: KeyExtractor> FairRule<K> {
         then: &mut Then<'_>,
     ) {
         let everyone = Key::everyone();
-        let others = Key::unidentified();
         self.pool.with_charge(head, &everyone, |charge| {
             let Some(quota) = pool(charge.quotas) else {
                 return append_charge(charge, before, then);
             };
-            let reserve = u64::from(quota.limit()) * RESERVE / 100;
-            let reserve = u32::try_from(reserve).unwrap_or(u32::MAX);
+            let beyond = charge.with_headroom(charge.headroom.saturating_add(reserve(quota)));
             let weight = self.sharers.weight.of(head);
-            let beyond = charge.with_headroom(charge.headroom.saturating_add(reserve));
             let Some(client) = client.filter(|_| weight > 0) else {
                 return append_charge(&beyond, before, then);
             };
@@ -257,6 +262,7 @@ impl<K: KeyExtractor> FairRule<K> {
             if let Some(places) = part.full {
                 warn_of_full_table(self.pool.name, places);
             }
+            let others = Key::unidentified();
             let key = if part.is_known { client } else { &others };
             let quotas = [quota.part(part.weight, part.sum, charge.cost)];
             // Never report-only: a share that does not fit must lead to the second list.

@@ -341,16 +341,17 @@ impl<K: KeyExtractor> Rule<K> {
         made: &'k mut Option<Result<Option<Key>, KeyError>>,
         applies: Applies,
     ) -> Result<Option<&'k Key>, &'k KeyError> {
-        match found {
-            Ok(Some(key)) if key.len() <= self.max_key_len && !key.is_blank() => Ok(Some(key)),
-            found => {
-                let required = applies == Applies::Require;
-                match made.insert(self.resolve_missing(found, required)) {
-                    Err(_) if self.report_only.is_on() => Ok(None),
-                    made => made.as_ref().map(Option::as_ref),
-                }
-            }
+        if let Ok(Some(key)) = found
+            && key.len() <= self.max_key_len
+            && !key.is_blank()
+        {
+            return Ok(Some(key));
         }
+        let resolved = made.insert(self.resolve_missing(found, applies));
+        if resolved.is_err() && self.report_only.is_on() {
+            return Ok(None);
+        }
+        resolved.as_ref().map(Option::as_ref)
     }
 
     /// Calls `then` with the charge of a request that has this key.
@@ -378,36 +379,32 @@ impl<K: KeyExtractor> Rule<K> {
     fn resolve_missing(
         &self,
         found: &Result<Option<Key>, KeyError>,
-        required: bool,
+        applies: Applies,
     ) -> Result<Option<Key>, KeyError> {
+        let is_required = applies == Applies::Require;
         let error = match found {
-            Ok(Some(key)) if key.len() > self.max_key_len => {
-                let why = format!(
-                    "key of {} bytes is too long; send at most {}",
-                    key.len(),
-                    self.max_key_len
-                );
-                return Err(KeyError::unusable(StatusCode::BAD_REQUEST, why));
-            }
+            Ok(Some(key)) if key.len() > self.max_key_len => return Err(self.too_long(key)),
             Ok(Some(key)) if key.is_blank() => KeyError::missing("key"),
-            Ok(None) if required => KeyError::missing("key"),
+            Ok(None) if is_required => KeyError::missing("key"),
             Err(error) if error.is_missing() => error.clone(),
             found => return found.clone(),
         };
-        if self.if_no_key.is_some() && !required {
+        if self.if_no_key.is_some() && !is_required {
             return Ok(None);
         }
-        if let OnMissingKey::Reject(status) = self.on_missing_key {
-            return Err(error.with_status(status));
-        }
-        if required {
-            return Err(error);
-        }
         match self.on_missing_key {
-            OnMissingKey::Reject(_) => Err(error),
+            OnMissingKey::Reject(status) => Err(error.with_status(status)),
+            _ if is_required => Err(error),
             OnMissingKey::Skip => Ok(None),
             OnMissingKey::Share => Ok(Some(Key::unidentified())),
         }
+    }
+
+    fn too_long(&self, key: &Key) -> KeyError {
+        let bytes = key.len();
+        let most = self.max_key_len;
+        let why = format!("key of {bytes} bytes is too long; send at most {most}");
+        KeyError::unusable(StatusCode::BAD_REQUEST, why)
     }
 }
 
@@ -424,21 +421,21 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
         then: &mut Then<'_>,
     ) -> Result<(), Bypass> {
         let applies = self.applies_to(head);
-        if applies != Applies::Skip {
-            let mut found = self.extractor.extract(head);
-            share_unless_client(&self.extractor, &mut found);
-            let mut made = None;
-            match (self.key(&found, &mut made, applies), &self.if_no_key) {
-                (Err(error), _) => return Err(error.clone().into()),
-                (Ok(None), Some(rules)) => return rules.append_charges(head, before, then),
-                (Ok(Some(key)), _) if !self.plan.is_unlimited() => {
-                    self.with_charge(head, key, |charge| append_charge(charge, before, then));
-                    return Ok(());
-                }
-                (Ok(_), _) => {}
-            }
+        if applies == Applies::Skip {
+            then(before);
+            return Ok(());
         }
-        then(before);
+        let mut found = self.extractor.extract(head);
+        share_unless_client(&self.extractor, &mut found);
+        let mut made = None;
+        let key = self.key(&found, &mut made, applies).map_err(Clone::clone)?;
+        match (key, &self.if_no_key) {
+            (None, Some(rules)) => return rules.append_charges(head, before, then),
+            (Some(key), _) if !self.plan.is_unlimited() => {
+                self.with_charge(head, key, |charge| append_charge(charge, before, then));
+            }
+            _ => then(before),
+        }
         Ok(())
     }
 

@@ -1,10 +1,11 @@
 //! Lists of quotas that are charged together.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
 use smallvec::SmallVec;
 
-use crate::{log::warn, quota::Quota};
+use crate::{
+    log::{log_once, warn},
+    quota::Quota,
+};
 
 /// List of quotas that are charged together.
 ///
@@ -37,20 +38,16 @@ impl Quotas {
 
     /// Warns of two quotas that count the same, once. Those that are fixed are an error of the layer.
     pub(super) fn warn_if_equal(&self) {
-        static IS_LOGGED: AtomicBool = AtomicBool::new(false);
         let Some([first, second]) = Self::first_equal(self.charged()) else {
             return;
         };
-        if IS_LOGGED.swap(true, Relaxed) {
-            return;
-        }
-        warn!(
+        log_once!(warn!(
             target: "tower_sluice::lint",
             lint = "equal_quotas",
             "a plan has the quotas {first} and {second}, which count the same, so the larger has no \
              effect; keep the smaller, or give them different periods, algorithms or units (logged \
              once)"
-        );
+        ));
     }
 
     #[track_caller]

@@ -97,20 +97,16 @@ pub(super) struct ClientPart {
 impl Clients {
     pub(super) fn new(clock: OnceLock<Clock>, most: usize) -> Self {
         let none = SeenClient::default();
-        let places = most.next_power_of_two();
-        let places = vec![none; places].into();
-        let weights = [0; 2];
-        let seen = Seen {
-            generation: 0,
-            weights,
-            places,
-            others: none,
-            was_full: false,
-        };
         Self {
             clock,
             seed: random_state(),
-            seen: Mutex::new(seen),
+            seen: Mutex::new(Seen {
+                generation: 0,
+                weights: [0; 2],
+                places: vec![none; most.next_power_of_two()].into(),
+                others: none,
+                was_full: false,
+            }),
         }
     }
 
@@ -136,16 +132,12 @@ impl Clients {
         let id = self.id(key);
         let mut seen = self.seen_now();
         let place = seen.find(id);
-        let weight = if place.is_some() { weight } else { 1 };
-        let generation = seen.generation;
-        seen.put(
-            place,
-            SeenClient {
-                id: id.unwrap_or(0),
-                generation,
-                weight,
-            },
-        );
+        let client = SeenClient {
+            id: id.unwrap_or(0),
+            generation: seen.generation,
+            weight: if place.is_some() { weight } else { 1 },
+        };
+        seen.put(place, client);
     }
 
     /// Returns the number of places.
@@ -191,12 +183,11 @@ impl Seen {
         let places = (0..PROBES.min(self.places.len())).map(|at| (id as usize + at) & mask);
         let mut free = None;
         for place in places {
-            let is_free = self.generation - self.places[place].generation > KEPT;
-            if !is_free && self.places[place].id == id {
-                return Some(place);
-            }
-            if is_free {
+            let seen = &self.places[place];
+            if self.generation - seen.generation > KEPT {
                 free = free.or(Some(place));
+            } else if seen.id == id {
+                return Some(place);
             }
         }
         free

@@ -131,43 +131,62 @@ fn for_address(element: &[u8]) -> Option<IpAddr> {
         }
         let equals = text.iter().position(|byte| *byte == b'=')?;
         let name = text[..equals].trim_ascii_end();
-        let (value, behind) = value(text[equals + 1..].trim_ascii_start())?;
+        let value = Value::parse(text[equals + 1..].trim_ascii_start())?;
         let is_for = name.eq_ignore_ascii_case(b"for");
-        if !is_token(name) || (is_for && found.replace(value).is_some()) {
+        if !is_token(name) || (is_for && found.replace(value.text).is_some()) {
             return None;
         }
-        rest = behind;
+        rest = value.rest;
     }
     unescaped_address(found?)
 }
 
-/// Parses the value of a parameter. Returns the text inside its quotes, with escapes, and the text
-/// after the next `;`.
-fn value(text: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
-    let Some(inside) = text.strip_prefix(b"\"") else {
-        let end = text
-            .iter()
-            .position(|byte| *byte == b';')
-            .unwrap_or(text.len());
+/// A value of a parameter.
+struct Value<'a> {
+    /// The text, inside quotes with escapes.
+    text: &'a [u8],
+    /// The text after the next `;`.
+    rest: Option<&'a [u8]>,
+}
+
+impl<'a> Value<'a> {
+    fn parse(text: &'a [u8]) -> Option<Self> {
+        match text.strip_prefix(b"\"") {
+            Some(inside) => Self::quoted(inside),
+            None => Self::bare(text),
+        }
+    }
+
+    fn bare(text: &'a [u8]) -> Option<Self> {
+        let end = text.iter().position(|byte| *byte == b';');
+        let end = end.unwrap_or(text.len());
         let bare = text[..end].trim_ascii_end();
-        if bare
-            .iter()
-            .any(|byte| b"\"\\,".contains(byte) || byte.is_ascii_whitespace())
-        {
+        let is_invalid = |byte: &u8| b"\"\\,".contains(byte) || byte.is_ascii_whitespace();
+        if bare.iter().any(is_invalid) {
             return None;
         }
-        return Some((bare, text.get(end + 1..)));
-    };
-    let mut escaped = false;
-    let end = inside.iter().position(|byte| {
-        let ends = *byte == b'"' && !escaped;
-        escaped = *byte == b'\\' && !escaped;
-        ends
-    })?;
-    match inside[end + 1..].trim_ascii_start().split_first() {
-        None => Some((&inside[..end], None)),
-        Some((b';', rest)) => Some((&inside[..end], Some(rest))),
-        Some(_) => None,
+        Some(Self {
+            text: bare,
+            rest: text.get(end + 1..),
+        })
+    }
+
+    fn quoted(inside: &'a [u8]) -> Option<Self> {
+        let mut escaped = false;
+        let end = inside.iter().position(|byte| {
+            let ends = *byte == b'"' && !escaped;
+            escaped = *byte == b'\\' && !escaped;
+            ends
+        })?;
+        let rest = match inside[end + 1..].trim_ascii_start().split_first() {
+            None => None,
+            Some((b';', rest)) => Some(rest),
+            Some(_) => return None,
+        };
+        Some(Self {
+            text: &inside[..end],
+            rest,
+        })
     }
 }
 

@@ -3,22 +3,19 @@
 mod entries;
 mod header;
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{net::IpAddr, sync::Arc};
 
-use http::{HeaderName, StatusCode};
+use http::{HeaderMap, HeaderName, StatusCode};
 
 use self::{entries::HeaderFault, header::ClientHeader};
 use super::{
     Key, KeyError, KeyExtractor, RequestHead, check_status,
     network::{NetworkError, Networks},
-    peer_ip::{IPV4_MASK, IPV6_MASK, ipv4_mask, ipv6_mask, masked, peer_address},
+    peer_ip::{Masks, ipv4_mask, ipv6_mask, peer_address},
 };
 use crate::{
     advice::{AddressSource, ClientCheck},
-    log::warn,
+    log::{log_once, warn},
 };
 
 /// The maximum number of entries that are read from a header.
@@ -95,8 +92,7 @@ const MAX_HOPS: u8 = 32;
 pub struct ClientIp {
     trusted: Trusted,
     source: ClientHeader,
-    ipv4_mask: Ipv4Addr,
-    ipv6_mask: Ipv6Addr,
+    masks: Masks,
     unreadable: Unreadable,
     /// The status of a request that a trusted proxy sends without the header.
     without_header: Option<StatusCode>,
@@ -126,19 +122,28 @@ pub enum Unreadable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
     pub(crate) address: IpAddr,
-    /// `false` if the address may be that of a trusted proxy.
-    pub(crate) is_confirmed: bool,
-    /// `true` for a peer that is not a trusted proxy.
-    is_peer: bool,
+    origin: Origin,
+}
+
+/// The origin of the address of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The connection, since the peer is not a trusted proxy.
+    Peer,
+    /// A header of trusted proxies.
+    Header,
+    /// Nothing names the client: the address may be that of a trusted proxy.
+    Proxy,
 }
 
 impl Client {
-    fn confirmed(address: IpAddr) -> Self {
-        Self {
-            address,
-            is_confirmed: true,
-            is_peer: false,
-        }
+    fn new(address: IpAddr, origin: Origin) -> Self {
+        Self { address, origin }
+    }
+
+    /// Returns `false` if the address may be that of a trusted proxy.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.origin != Origin::Proxy
     }
 }
 
@@ -202,8 +207,7 @@ impl ClientIp {
         Self {
             trusted,
             source: ClientHeader::XForwardedFor,
-            ipv4_mask: IPV4_MASK,
-            ipv6_mask: IPV6_MASK,
+            masks: Masks::DEFAULT,
             unreadable: Unreadable::Reject(StatusCode::BAD_REQUEST),
             without_header: None,
             check: Arc::default(),
@@ -254,11 +258,9 @@ impl ClientIp {
     ///
     /// Panics if `bits` is outside 1 to 32.
     #[track_caller]
-    pub fn ipv4_prefix(self, bits: u8) -> Self {
-        Self {
-            ipv4_mask: ipv4_mask(bits),
-            ..self
-        }
+    pub fn ipv4_prefix(mut self, bits: u8) -> Self {
+        self.masks.v4 = ipv4_mask(bits);
+        self
     }
 
     /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
@@ -267,11 +269,9 @@ impl ClientIp {
     ///
     /// Panics if `bits` is outside 1 to 128.
     #[track_caller]
-    pub fn ipv6_prefix(self, bits: u8) -> Self {
-        Self {
-            ipv6_mask: ipv6_mask(bits),
-            ..self
-        }
+    pub fn ipv6_prefix(mut self, bits: u8) -> Self {
+        self.masks.v6 = ipv6_mask(bits);
+        self
     }
 
     /// Sets the policy for a request with an unreadable header.
@@ -340,78 +340,86 @@ impl ClientIp {
     }
 
     fn find(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
-        let addresses = self.source.addresses(head.headers);
-        let mut addresses = addresses.map(|address| address.map_err(UnknownClient::Unreadable));
         match &self.trusted {
-            Trusted::Networks(networks) => {
-                let peer = peer(head)?;
-                if !networks.contain(peer) {
-                    return Ok(Client {
-                        is_peer: true,
-                        ..Client::confirmed(peer)
-                    });
-                }
-                let mut leftmost = None;
-                for address in addresses {
-                    let address = address?;
-                    if !networks.contain(address) {
-                        return Ok(Client::confirmed(address));
-                    }
-                    leftmost = Some(address);
-                }
-                match leftmost {
-                    Some(proxy) => {
-                        self.log_no_client(proxy);
-                        Ok(Client {
-                            address: proxy,
-                            is_confirmed: false,
-                            is_peer: false,
-                        })
-                    }
-                    None => self.count_as(peer),
-                }
-            }
-            Trusted::Hops(_) if self.source.is_blank(head.headers) => Err(UnknownClient::Missing),
-            Trusted::Hops(hops) => {
-                let single = matches!(self.source, ClientHeader::Single(_));
-                let hops = if single { 1 } else { usize::from(*hops) };
-                let mut nearer = addresses.by_ref().take(hops - 1);
-                nearer.try_for_each(|address| address.map(drop))?;
-                addresses
-                    .next()
-                    .unwrap_or(Err(UnknownClient::Missing))
-                    .map(Client::confirmed)
-            }
-            Trusted::AnyPeer => {
-                let mut leftmost = None;
-                for address in addresses {
-                    leftmost = Some(address?);
-                }
-                match leftmost {
-                    Some(address) => Ok(Client::confirmed(address)),
-                    None => self.count_as(peer(head)?),
-                }
-            }
+            Trusted::Networks(networks) => self.find_behind(networks, head),
+            Trusted::Hops(hops) => self.find_by_hops(*hops, head.headers),
+            Trusted::AnyPeer => self.find_leftmost(head),
         }
+    }
+
+    fn find_behind(
+        &self,
+        networks: &Networks,
+        head: &RequestHead<'_>,
+    ) -> Result<Client, UnknownClient> {
+        let peer = peer(head)?;
+        if !networks.contain(peer) {
+            return Ok(Client::new(peer, Origin::Peer));
+        }
+        let mut leftmost = None;
+        for address in self.addresses(head.headers) {
+            let address = address?;
+            if !networks.contain(address) {
+                return Ok(Client::new(address, Origin::Header));
+            }
+            leftmost = Some(address);
+        }
+        let Some(proxy) = leftmost else {
+            return self.count_as(peer);
+        };
+        self.log_no_client(proxy);
+        Ok(Client::new(proxy, Origin::Proxy))
+    }
+
+    fn find_by_hops(&self, hops: u8, headers: &HeaderMap) -> Result<Client, UnknownClient> {
+        if self.source.is_blank(headers) {
+            return Err(UnknownClient::Missing);
+        }
+        let is_single = matches!(self.source, ClientHeader::Single(_));
+        let hops = if is_single { 1 } else { usize::from(hops) };
+        let mut addresses = self.addresses(headers);
+        let mut nearer = addresses.by_ref().take(hops - 1);
+        nearer.try_for_each(|address| address.map(drop))?;
+        let address = addresses.next().unwrap_or(Err(UnknownClient::Missing))?;
+        Ok(Client::new(address, Origin::Header))
+    }
+
+    fn find_leftmost(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
+        let mut leftmost = None;
+        for address in self.addresses(head.headers) {
+            leftmost = Some(address?);
+        }
+        match leftmost {
+            Some(address) => Ok(Client::new(address, Origin::Header)),
+            None => self.count_as(peer(head)?),
+        }
+    }
+
+    /// Returns the addresses in the header, from right to left.
+    fn addresses(
+        &self,
+        headers: &HeaderMap,
+    ) -> impl Iterator<Item = Result<IpAddr, UnknownClient>> {
+        let addresses = self.source.addresses(headers);
+        addresses.map(|address| address.map_err(UnknownClient::Unreadable))
     }
 
     /// Returns the client of a trusted peer that sends no header.
     fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
-            None => Ok(Client {
-                address: peer,
-                is_confirmed: false,
-                is_peer: false,
-            }),
+            None => Ok(Client::new(peer, Origin::Proxy)),
             Some(status) => Err(UnknownClient::WithoutHeader(status)),
         }
     }
 
     #[inline]
-    fn address_source(&self) -> AddressSource<'_> {
+    fn address_source(&self, origin: Origin) -> AddressSource<'_> {
         match &self.trusted {
-            Trusted::Networks(_) => AddressSource::Networks(self.source.name().as_str()),
+            Trusted::Networks(_) if origin == Origin::Peer => {
+                AddressSource::UntrustedPeer(self.source.name().as_str())
+            }
+            Trusted::Networks(_) => AddressSource::TrustedProxies,
             Trusted::Hops(_) => AddressSource::Hops,
             Trusted::AnyPeer => AddressSource::AnyPeer,
         }
@@ -420,14 +428,14 @@ impl ClientIp {
     #[cold]
     fn error(&self, unknown: UnknownClient) -> KeyError {
         let name = self.source.name();
-        match (unknown, self.unreadable) {
-            (UnknownClient::Peer, _) => KeyError::no_peer(),
-            (UnknownClient::WithoutHeader(status), _) => {
+        match unknown {
+            UnknownClient::Peer => KeyError::no_peer(),
+            UnknownClient::WithoutHeader(status) => {
                 KeyError::unusable(status, format!("no header {name} from a trusted proxy"))
             }
-            (UnknownClient::Missing, _) => KeyError::missing(format!("client's address in {name}")),
-            (UnknownClient::Unreadable(why), policy) => {
-                let status = match policy {
+            UnknownClient::Missing => KeyError::missing(format!("client's address in {name}")),
+            UnknownClient::Unreadable(why) => {
+                let status = match self.unreadable {
                     Unreadable::Reject(status) => status,
                     Unreadable::Share => StatusCode::BAD_REQUEST,
                 };
@@ -438,44 +446,37 @@ impl ClientIp {
 
     /// Logs once that a trusted proxy sent a request without a client address.
     fn log_no_client(&self, proxy: IpAddr) {
-        static LOGGED: std::sync::Once = std::sync::Once::new();
-        LOGGED.call_once(|| {
-            let name = self.source.name();
-            warn!(
-                "a request from a trusted proxy names no client in {name}, and the last known \
+        let name = self.source.name();
+        log_once!(warn!(
+            "a request from a trusted proxy names no client in {name}, and the last known \
                  address is the proxy {proxy}: for a probe, exempt its path; otherwise let the \
                  outermost proxy set the header, and trust only the networks of the proxies; \
                  ClientIp::reject_without_header can reject requests without the header"
-            );
-        });
+        ));
     }
 }
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        match self.find(head) {
-            Ok(client) => {
-                if client.is_confirmed {
-                    let source = self.address_source();
-                    self.check
-                        .record(client.address, client.is_peer, source, head.headers);
-                }
-                let key = masked(client.address, self.ipv4_mask, self.ipv6_mask);
-                Ok(Some(if client.is_confirmed {
-                    key
-                } else {
-                    key.of_proxy()
-                }))
-            }
+        let client = match self.find(head) {
+            Ok(client) => client,
             Err(UnknownClient::Unreadable(_)) if self.unreadable == Unreadable::Share => {
-                Ok(Some(Key::unidentified()))
+                return Ok(Some(Key::unidentified()));
             }
-            Err(unknown) => Err(self.error(unknown)),
+            Err(unknown) => return Err(self.error(unknown)),
+        };
+        let key = self.masks.key(client.address);
+        if !client.is_confirmed() {
+            return Ok(Some(key.of_proxy()));
         }
+        let source = self.address_source(client.origin);
+        self.check.record(client.address, source, head.headers);
+        Ok(Some(key))
     }
 }
 
 /// The reason why the client is unknown.
+#[derive(Clone, Copy)]
 enum UnknownClient {
     Peer,
     Missing,
