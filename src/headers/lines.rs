@@ -1,14 +1,20 @@
 //! The header fields of one decision, and how they join those of a response.
 
 use std::{
+    collections::BTreeSet,
     mem,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
 
-use super::{Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, item::UNIT_FIELDS};
+use super::{
+    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET,
+    item::{Item, UNIT_FIELDS},
+};
 
 /// The rendered header fields of one decision.
 #[derive(Clone, Debug)]
@@ -172,4 +178,41 @@ pub(super) fn number(n: u64) -> HeaderValue {
             .clone(),
         None => n.into(),
     }
+}
+
+/// Returns the policy field of some quotas.
+pub(super) fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
+    let mut policies = items.filter_map(|item| item.policy.as_ref());
+    let first = policies.next()?;
+    let Some(second) = policies.next() else {
+        return Some(first.clone());
+    };
+    let mut text = SmallVec::<[u8; 128]>::from_slice(first.as_bytes());
+    for policy in [second].into_iter().chain(policies) {
+        text.extend_from_slice(b", ");
+        text.extend_from_slice(policy.as_bytes());
+    }
+    HeaderValue::from_bytes(&text).ok()
+}
+
+/// Returns a field whose clones have no common counter, which threads would contend for.
+///
+/// Its text stays in memory for the life of the process. Beyond 1,024 texts, the field is returned as it
+/// is.
+pub(super) fn permanent(field: HeaderValue) -> HeaderValue {
+    const MOST: usize = 1_024;
+    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let Ok(text) = field.to_str() else {
+        return field;
+    };
+    let mut texts = TEXTS.lock();
+    if let Some(known) = texts.get(text) {
+        return HeaderValue::from_static(known);
+    }
+    if texts.len() >= MOST {
+        return field;
+    }
+    let known: &'static str = Box::leak(text.into());
+    texts.insert(known);
+    HeaderValue::from_static(known)
 }

@@ -18,9 +18,8 @@ use smallvec::SmallVec;
 use super::{
     HeaderPolicy, Headers,
     item::{Item, RuleQuotas},
-    lines::{Lines, NO_STORE, TEXT, number, retry_seconds},
+    lines::{Lines, NO_STORE, TEXT, number, permanent, policy, retry_seconds},
     recent::{Reading, RecentKey},
-    render::{permanent, policy},
 };
 use crate::{
     decision::{Decision, Outcome},
