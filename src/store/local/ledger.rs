@@ -4,14 +4,7 @@ use std::{
     array,
     hash::{BuildHasher, Hasher},
     ptr,
-    sync::{
-        OnceLock,
-        atomic::{
-            AtomicU64,
-            Ordering::{Acquire, Release},
-        },
-    },
-    time::Duration,
+    sync::{OnceLock, atomic::AtomicU64},
 };
 
 use foldhash::quality::SeedableRandomState;
@@ -19,21 +12,18 @@ use foldhash::quality::SeedableRandomState;
 use super::{
     Clock, SLOTS_PER_KEY, Stats,
     accounts::{Account, Accounts, Evaluated, quota_id, report},
-    held::{HeldSlots, LockedSlots},
+    held::HeldSlots,
     slots,
-    table::{Located, LockedAccounts, Table},
+    table::{Located, Table},
     warnings::{OverflowWarning, RebuildDetector},
 };
 use crate::{
-    algorithm::{self, Demand, Evaluation, gcra},
-    decision::{Decision, NEVER, Outcome, Source, UNKNOWN_WAIT},
+    algorithm::{Demand, Evaluation, gcra},
+    decision::{Decision, Outcome, UNKNOWN_WAIT},
     key::random_state,
     quota::{Quota, QuotaAddress},
-    store::{Charge, Context, KnownRules, Waiter, nanos},
+    store::{Charge, Context, KnownRules},
 };
-
-/// The number of account slots per block slot.
-const SLOTS_PER_BLOCK: usize = 8;
 
 /// All accounts and blocks of a store.
 pub(super) struct Ledger {
@@ -46,9 +36,9 @@ pub(super) struct Ledger {
     almost_full: OverflowWarning,
     /// The blocked keys, and the instant at which the last block ends. The first block allocates the
     /// table.
-    blocks: OnceLock<Table>,
-    blocked_until: AtomicU64,
-    block_warning: OverflowWarning,
+    pub(super) blocks: OnceLock<Table>,
+    pub(super) blocked_until: AtomicU64,
+    pub(super) block_warning: OverflowWarning,
     pub(super) rules: KnownRules,
     pub(super) rebuilds: RebuildDetector,
 }
@@ -272,7 +262,7 @@ impl Ledger {
     /// Another thread may have charged the account at a later reading than `now`. A reading under
     /// the lock of the account is later than those of all charges.
     #[inline(always)]
-    fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
+    pub(super) fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
         if retry_ns >= UNKNOWN_WAIT {
             return None;
         }
@@ -287,126 +277,10 @@ impl Ledger {
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
-    /// Decides on the charges of all accounts, and makes them.
-    pub(super) fn decide(
-        &self,
-        charges: &[Charge<'_>],
-        waiter: Option<&Waiter>,
-        now: u64,
-    ) -> Decision {
-        self.decide_all(charges, waiter, now, false)
-    }
-
-    /// Decides on the charges of all accounts, and changes nothing.
-    pub(super) fn peek(&self, charges: &[Charge<'_>], now: u64) -> Decision {
-        self.decide_all(charges, None, now, true)
-    }
-
-    fn decide_all(
-        &self,
-        charges: &[Charge<'_>],
-        waiter: Option<&Waiter>,
-        now: u64,
-        peeks: bool,
-    ) -> Decision {
-        let mut decision = Decision::new(true, now);
-        if self.may_be_blocked(now) && self.deny_blocked(charges, &mut decision) {
-            return decision;
-        }
-        let mut accounts = Accounts::default();
-        self.collect(charges, &mut accounts);
-        if let Some(waiter) = waiter {
-            waiter.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
-        }
-        let rates = self.table.lock(&mut accounts.distinct, now);
-        let mut locked = Locked {
-            rates,
-            slots: None,
-            peeks,
-        };
-        if accounts.has_slots {
-            let ids = accounts.slots().map(|account| account.at.id);
-            locked.slots = Some(self.held.lock(&ids, waiter));
-        }
-        look_at_all(&mut accounts.distinct, &mut locked);
-        if !accounts.are_allowed()
-            && let Some(later) = self.later(charges, locked.rates.now, accounts.retry_ns())
-        {
-            locked.rates.now = later;
-            look_at_all(&mut accounts.distinct, &mut locked);
-        }
-        if accounts.are_allowed() {
-            charge(&mut accounts, &mut locked, &mut decision);
-        } else {
-            deny(&mut accounts, &mut locked, || self.clock.now());
-        }
-        accounts.report(locked.rates.now, &mut decision);
-        let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
-        let is_full = locked.rates.overflowed || slots_are_full;
-        if is_full && !decision.is_allowed() {
-            decision.source = Source::Overflow;
-        }
-        if !peeks && is_full {
-            // A log subscriber may run any code, so the locks are released first.
-            drop(locked);
-            self.record_overflow(self.clock.now());
-        }
-        decision
-    }
-
     /// Counts a decision about a shared account, and logs the first one.
     #[cold]
     pub(super) fn record_overflow(&self, now: u64) {
         self.warning.record(now, self.table.slots());
-    }
-
-    pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
-        let now = self.clock.now();
-        let until = now.saturating_add(nanos(time));
-        let slots = self.table.slots() / SLOTS_PER_BLOCK;
-        let blocks = self.blocks.get_or_init(|| Table::new(slots));
-        if !blocks.keep(self.key_id(charge), now, until) {
-            self.block_warning.record_block(now, slots);
-            return Decision::new(false, now).with_source(Source::Overflow);
-        }
-        self.blocked_until.fetch_max(until, Release);
-        Decision::new(true, now)
-    }
-
-    pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
-        if let Some(blocks) = self.blocks.get() {
-            blocks.end(self.key_id(charge), self.clock.now());
-        }
-        Decision::allow()
-    }
-
-    /// Returns `false` if no key is blocked now.
-    #[inline]
-    fn may_be_blocked(&self, now: u64) -> bool {
-        self.blocked_until.load(Acquire) > now
-    }
-
-    /// Denies the charges if a key is blocked.
-    #[cold]
-    fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
-        let Some(blocks) = self.blocks.get() else {
-            return false;
-        };
-        let now = self.clock.now();
-        let deciding = charges.iter().filter(|charge| charge.may_deny());
-        let left = deciding.map(|charge| (charge, blocks.left(self.key_id(charge), now)));
-        let Some((charge, left)) = left
-            .max_by_key(|(_, left)| *left)
-            .filter(|longest| longest.1 > 0)
-        else {
-            return false;
-        };
-        let limit = charge.quotas.first().map_or(1, Quota::limit);
-        let outcome = Outcome::block(charge.rule, limit, Duration::from_nanos(left));
-        *decision = Decision::new(false, now)
-            .with_blocked()
-            .with_outcome(outcome);
-        true
     }
 }
 
@@ -501,7 +375,7 @@ fn plain_quotas<'c, const N: usize>(charges: &'c [Charge<'_>]) -> Option<[PlainQ
 
 /// Returns `true` if one instant is the whole state of an account.
 #[inline]
-fn is_plain(quota: &Quota) -> bool {
+pub(super) fn is_plain(quota: &Quota) -> bool {
     quota.is_gcra() && quota.initial().is_none()
 }
 
@@ -524,161 +398,6 @@ fn plain_decision<const N: usize>(
         });
     report(all, now, &mut decision);
     decision
-}
-
-/// The locked accounts of a decision.
-struct Locked<'a> {
-    rates: LockedAccounts<'a>,
-    slots: Option<LockedSlots<'a>>,
-    /// `true` if the decision changes nothing.
-    peeks: bool,
-}
-
-#[inline]
-fn look_at_all(all: &mut [Account<'_>], locked: &mut Locked<'_>) {
-    for index in 0..all.len() {
-        all[index].evaluation = look(all, index, locked);
-    }
-}
-
-/// Evaluates the demand of an account. New keys on one shared account count together.
-#[inline]
-fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
-    let account = &all[index];
-    if account.quota.is_concurrent()
-        && let Some(slots) = &mut locked.slots
-    {
-        return slots::look(account, slots);
-    }
-    let Account {
-        at, quota, demand, ..
-    } = account;
-    let now = locked.rates.now;
-    let mut others = 0;
-    if is_plain(quota)
-        && let Some(instant) = locked.rates.instant(at)
-    {
-        return gcra::look(*instant, quota, now, *demand);
-    }
-    if locked.rates.overflowed {
-        if demand.cost > 0
-            && let Some(retry_ns) = locked.rates.shared_wait(at)
-        {
-            return Evaluation::denied(retry_ns);
-        }
-        let same = all
-            .iter()
-            .enumerate()
-            .filter(|(i, other)| *i != index && other.at.shares(&account.at));
-        others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
-    }
-    locked.rates.look(at, |state| {
-        if others == 0 {
-            return algorithm::look(state, quota, now, *demand);
-        }
-        let mut after = state.cloned();
-        algorithm::adjust(&mut after, quota, now, others);
-        algorithm::look(after.as_ref(), quota, now, *demand)
-    })
-}
-
-/// Charges the accounts of an allowed decision.
-#[inline]
-fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut Decision) {
-    let now = locked.rates.now;
-    for index in 0..accounts.distinct.len() {
-        let charges = accounts.charges(index);
-        if locked.peeks {
-            if charges {
-                accounts.distinct[index].evaluation = preview(&accounts.distinct, index, locked);
-            }
-            continue;
-        }
-        let account = &mut accounts.distinct[index];
-        let quota = account.quota;
-        let demand = account.demand;
-        if let (true, Some(slots)) = (quota.is_concurrent(), &mut locked.slots) {
-            if charges {
-                slots::hold(account, slots, decision);
-            }
-        } else if !charges {
-            // A report-only rule that is not charged still creates the account.
-            open(account, &mut locked.rates);
-        } else if is_plain(quota)
-            && let Some(instant) = locked.rates.instant(&account.at)
-        {
-            let (new, evaluation) = gcra::take(*instant, quota, now, demand);
-            *instant = new.unwrap_or(*instant);
-            account.evaluation = evaluation;
-        } else {
-            account.evaluation = locked.rates.update(&mut account.at, quota, |state| {
-                algorithm::take(state, quota, now, demand)
-            });
-        }
-    }
-}
-
-/// Returns the evaluation of an account after its charge, and changes nothing.
-fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
-    let Account {
-        at,
-        quota,
-        mut evaluation,
-        ..
-    } = all[index];
-    let demand = all[index].demand;
-    if quota.is_concurrent() {
-        slots::add_held(&mut evaluation, demand.cost);
-        return evaluation;
-    }
-    let now = locked.rates.now;
-    let shared = all[..index]
-        .iter()
-        .filter(|other| other.at.shares(&all[index].at));
-    let earlier = shared.map(|other| i64::from(other.demand.cost)).sum();
-    locked.rates.look(&at, |state| {
-        let mut after = state.cloned();
-        if earlier > 0 {
-            algorithm::adjust(&mut after, quota, now, earlier);
-        }
-        algorithm::take(&mut after, quota, now, demand)
-    })
-}
-
-/// Adds the waits of a denied decision, and creates accounts with `initial` units.
-#[inline(never)]
-fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce() -> u64) {
-    let all = &mut *accounts.distinct;
-    if let Some(slots) = &mut locked.slots {
-        slots::deny(all, slots, clock(), locked.peeks);
-    }
-    // The waits of a denial are those of callers that do not queue.
-    for index in 0..all.len() {
-        if all[index].demand.max_wait > 0 && !all[index].quota.is_concurrent() {
-            all[index].demand.max_wait = 0;
-            all[index].evaluation = look(all, index, locked);
-        }
-    }
-    if !locked.peeks && accounts.retry_ns() != NEVER {
-        accounts
-            .distinct
-            .iter_mut()
-            .for_each(|account| open(account, &mut locked.rates));
-    }
-}
-
-/// Creates an account with `initial` units, without a charge.
-#[inline]
-fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
-    let quota = account.quota;
-    let demand = account.demand;
-    let now = locked.now;
-    // A new key may have been denied because its quota cannot have a shared account.
-    if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
-        locked.update(&mut account.at, quota, |state| {
-            algorithm::open(state, quota, now, demand);
-        });
-    }
 }
 
 #[cfg(test)]

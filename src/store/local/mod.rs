@@ -1,7 +1,9 @@
 //! The embedded store: exact, with fixed memory, at any load.
 
 mod accounts;
+mod blocks;
 mod changes;
+mod decide;
 mod held;
 mod ledger;
 mod slots;
