@@ -93,3 +93,21 @@ impl Drop for Share {
             .for_each(|(tag, units)| subtract(&mut reserved, *tag, *units));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_share_the_percentage() {
+        let share = |instances| Percent {
+            percent: 25,
+            instances: Instances::from(instances),
+        };
+        assert_eq!(
+            [1, 5, 8, 1_000].map(|n| share(n).of(1_000)),
+            [250, 50, 31, 0]
+        );
+        assert_eq!(share(1).of(u32::MAX), u64::from(u32::MAX / 4));
+    }
+}
