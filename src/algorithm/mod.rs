@@ -48,6 +48,15 @@ impl Demand {
         }
     }
 
+    /// Returns the demand of a caller that does not queue.
+    #[inline]
+    pub(crate) fn without_queueing(self) -> Self {
+        Self {
+            max_wait: 0,
+            ..self
+        }
+    }
+
     /// Returns the units that must be available: cost plus headroom. A cost of 0 needs none.
     #[inline]
     pub(crate) fn need(self) -> u64 {
@@ -118,6 +127,15 @@ impl Evaluation {
             ..self
         }
     }
+}
+
+/// The result of a late charge or a refund.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adjusted {
+    /// The account afterwards.
+    pub(crate) snapshot: Snapshot,
+    /// `true` if a late charge stopped because the debt reached `max_debt`.
+    pub(crate) is_cut: bool,
 }
 
 /// The receipt of a charge to one account.
@@ -526,14 +544,12 @@ pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, 
 
 /// Charges `units`, or refunds units if `units` is negative. Both create an account with `initial`
 /// units first.
-///
-/// The charge stops when the debt reaches `max_debt`. The result is then `true`.
 pub(crate) fn adjust(
     account: &mut Option<AccountState>,
     quota: &Quota,
     now: u64,
     units: i64,
-) -> (Snapshot, bool) {
+) -> Adjusted {
     if quota.is_gcra() {
         return change_gcra(account, |tat| gcra::adjust(tat, quota, now, units));
     }
@@ -549,10 +565,11 @@ pub(crate) fn adjust(
         get_or_open(account, quota, now).refund(quota, now, late);
     }
     drop_expired(account, quota, now);
-    (
-        look(account.as_ref(), quota, now, Demand::units(0)).snapshot,
+    let looked = look(account.as_ref(), quota, now, Demand::units(0));
+    Adjusted {
+        snapshot: looked.snapshot,
         is_cut,
-    )
+    }
 }
 
 /// Undoes a charge. Units that were refilled since the charge are not added twice.

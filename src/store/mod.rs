@@ -262,6 +262,12 @@ impl<'a> Charge<'a> {
         self.cost > 0 && !self.report_only
     }
 
+    /// Returns `true` for a charge that may deny, to all quotas of its rule.
+    #[inline]
+    pub(crate) fn is_ordinary(&self) -> bool {
+        self.may_deny() && self.quota_index.is_none()
+    }
+
     /// Adds outcomes for the quotas, whose accounts the store was not asked for.
     pub(crate) fn add_unknown(&self, decision: &mut Decision) {
         for (quota_index, _) in self.charged_quotas() {

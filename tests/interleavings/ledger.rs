@@ -117,10 +117,10 @@ impl Ledger {
     /// Charges a unit, if it fits.
     pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
         if !self.beside
-            && let Some(([tat], locked)) = self.table.lock_instants([id], now)
+            && let Some(locked) = self.table.lock_instants([id], now)
         {
-            let new = self.step(tat, now)?;
-            Table::store_instants(locked, [new]);
+            let new = self.step(locked.states[0], now)?;
+            locked.store([new]);
             return Some(Charged::Own(new));
         }
         let mut account = account(id);
@@ -133,11 +133,11 @@ impl Ledger {
     /// Charges a unit of each account, if both fit.
     pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
         if !self.beside
-            && let Some((tats, locked)) = self.table.lock_instants(ids, now)
+            && let Some(locked) = self.table.lock_instants(ids, now)
         {
-            let new = tats.map(|tat| self.step(tat, now));
+            let new = locked.states.map(|tat| self.step(tat, now));
             let [Some(one), Some(other)] = new else { return false };
-            Table::store_instants(locked, [one, other]);
+            locked.store([one, other]);
             return true;
         }
         let mut both = ids.map(account);
@@ -258,7 +258,7 @@ impl Ledger {
 }
 
 fn account(id: u64) -> Account<'static> {
-    Account { at: Located::new(id, RuleName::default(), 0, QuotaAddress, false), quota: &Quota }
+    Account { at: Located::new(id, RuleName::default(), 0, QuotaAddress), quota: &Quota }
 }
 
 fn tat(account: Option<&AccountState>) -> Instant {

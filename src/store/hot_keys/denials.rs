@@ -4,7 +4,7 @@ use std::{slice, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-use super::{HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
+use super::{HotKey, HotKeys, for_cost_of, have_distinct_rules};
 use crate::{
     decision::{Cause, Decision, NEVER, Outcome, Source},
     name::RuleName,
@@ -219,7 +219,9 @@ impl DenyCacheCall {
             key: table.key(slice::from_ref(charge)),
             rule: charge.rule,
             need: charge.demand().need(),
-            cacheable: cacheable && is_plain(charge) && !charge.quotas.iter().any(may_lose_units),
+            cacheable: cacheable
+                && charge.is_ordinary()
+                && !charge.quotas.iter().any(may_lose_units),
             has_initial,
             changes: 0,
         });

@@ -2,7 +2,7 @@
 
 use super::{accounts::Account, ledger::Ledger, table::LockedAccounts};
 use crate::{
-    algorithm::{self, Receipt, concurrent},
+    algorithm::{self, Evaluation, Receipt, concurrent},
     decision::{Decision, Snapshot},
     observe::late_charge_cut,
     store::{Charge, context::Followed},
@@ -25,19 +25,17 @@ impl Ledger {
                 Some(followed) => followed.late(account.at.quota_index, snapshot(account, locked)),
                 None => units,
             };
-            let opens = units < 0 && quota.initial().is_some() && account.at.has_room();
-            if units == 0 || units < 0 && !account.at.has_slot() && !opens {
-                // A new account is full, and a shared one has the charges of other keys.
+            if !takes(account, units) {
                 return snapshot(account, locked);
             }
             overflowed |= units > 0 && locked.overflowed;
-            let (after, is_cut) = locked.update(&mut account.at, quota, |state| {
+            let adjusted = locked.update(&mut account.at, quota, |state| {
                 algorithm::adjust(state, quota, now, units)
             });
-            if is_cut {
+            if adjusted.is_cut {
                 cut = Some(quota);
             }
-            after
+            adjusted.snapshot
         });
         if overflowed {
             self.record_overflow(decision.at);
@@ -65,13 +63,14 @@ impl Ledger {
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
         let now = locked.now;
         for index in 0..accounts.distinct.len() {
-            let first = accounts
-                .first_outcome(index)
-                .and_then(|at| decided.outcomes().get(at));
-            let account = &mut accounts.distinct[index];
+            let first = accounts.first_outcome(index);
+            let outcome = first.and_then(|at| decided.outcomes().get(at));
+            let account = &accounts.distinct[index];
             // Slots are freed with the decision.
-            let is_rate = !account.quota.is_concurrent();
-            let charged = first.filter(|outcome| is_rate && taken.charged(outcome.rule()));
+            if account.quota.is_concurrent() {
+                continue;
+            }
+            let charged = outcome.filter(|outcome| taken.charged(outcome.rule()));
             let receipt =
                 charged.and_then(|outcome| Receipt::new(taken, outcome, account.demand, units));
             if let Some(receipt) = receipt {
@@ -91,37 +90,42 @@ impl Ledger {
         let mut accounts = self.accounts(&[charge.with_cost(0)]);
         // Slots are neither charged late nor refunded. They are read first, because a decision locks
         // them before the shared accounts.
-        for account in accounts
-            .distinct
-            .iter_mut()
-            .filter(|account| account.quota.is_concurrent())
-        {
-            let held = self.held.shard(account.at.id).lock().held(account.at.id);
-            let slots = concurrent::look(held, account.quota, account.demand);
-            account.evaluation.snapshot = slots.snapshot;
+        for account in &mut accounts.distinct {
+            if account.quota.is_concurrent() {
+                account.evaluation = self.look_at_slots(account);
+            }
         }
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
-        for account in accounts
-            .distinct
-            .iter_mut()
-            .filter(|account| !account.quota.is_concurrent())
-        {
-            account.evaluation.snapshot = change(account, &mut locked);
+        for account in &mut accounts.distinct {
+            if !account.quota.is_concurrent() {
+                account.evaluation.snapshot = change(account, &mut locked);
+            }
         }
         let mut decision = Decision::new(true, locked.now);
         accounts.report(locked.now, &mut decision);
         decision
     }
+
+    fn look_at_slots(&self, account: &Account<'_>) -> Evaluation {
+        let id = account.at.id;
+        let held = self.held.shard(id).lock().held(id);
+        concurrent::look(held, account.quota, account.demand)
+    }
+}
+
+/// Returns `true` if an account takes a late charge of `units`, or a refund if `units` is negative.
+///
+/// A new account is full, unless it has `initial` units. A shared one has the charges of other keys.
+fn takes(account: &Account<'_>, units: i64) -> bool {
+    let opens = account.quota.initial().is_some() && account.at.has_room();
+    units > 0 || units < 0 && (account.at.has_slot() || opens)
 }
 
 /// Returns the snapshot of an account.
 fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_>) -> Snapshot {
-    let quota = account.quota;
-    let demand = account.demand;
     let now = locked.now;
-    locked
-        .look(&account.at, |state| {
-            algorithm::look(state, quota, now, demand)
-        })
-        .snapshot
+    let looked = locked.look(&account.at, |state| {
+        algorithm::look(state, account.quota, now, account.demand)
+    });
+    looked.snapshot
 }

@@ -13,6 +13,27 @@ use crate::{
     store::{Charge, Waiter},
 };
 
+/// What a decision does to its accounts.
+#[derive(Clone, Copy, PartialEq)]
+enum Effect {
+    Charge,
+    Nothing,
+}
+
+/// The locked accounts of a decision.
+struct Locked<'a> {
+    rates: LockedAccounts<'a>,
+    slots: Option<LockedSlots<'a>>,
+    effect: Effect,
+}
+
+impl Locked<'_> {
+    /// Returns `true` if a new key has no account of its own.
+    fn is_full(&self) -> bool {
+        self.rates.overflowed || self.slots.as_ref().is_some_and(|slots| slots.full)
+    }
+}
+
 impl Ledger {
     /// Decides on the charges of all accounts, and makes them.
     pub(super) fn decide(
@@ -21,77 +42,95 @@ impl Ledger {
         waiter: Option<&Waiter>,
         now: u64,
     ) -> Decision {
-        self.decide_all(charges, waiter, now, false)
+        self.decide_with(Effect::Charge, charges, waiter, now)
     }
 
     /// Decides on the charges of all accounts, and changes nothing.
     pub(super) fn peek(&self, charges: &[Charge<'_>], now: u64) -> Decision {
-        self.decide_all(charges, None, now, true)
+        self.decide_with(Effect::Nothing, charges, None, now)
     }
 
-    fn decide_all(
+    #[inline]
+    fn decide_with(
         &self,
+        effect: Effect,
         charges: &[Charge<'_>],
         waiter: Option<&Waiter>,
         now: u64,
-        peeks: bool,
     ) -> Decision {
-        let mut decision = Decision::new(true, now);
-        if self.may_be_blocked(now) && self.deny_blocked(charges, &mut decision) {
-            return decision;
+        if self.blocks.may_have(now)
+            && let Some(denial) = self.blocked(charges)
+        {
+            return denial;
         }
+        let mut decision = Decision::new(true, now);
         let mut accounts = Accounts::default();
         self.collect(charges, &mut accounts);
-        if let Some(waiter) = waiter {
-            waiter.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
-        }
-        let rates = self.table.lock(&mut accounts.distinct, now);
-        let mut locked = Locked {
-            rates,
-            slots: None,
-            peeks,
-        };
-        if accounts.has_slots {
-            let ids = accounts.slots().map(|account| account.at.id);
-            locked.slots = Some(self.held.lock(&ids, waiter));
-        }
-        look_at_all(&mut accounts.distinct, &mut locked);
-        if !accounts.are_allowed()
-            && let Some(later) = self.later(charges, locked.rates.now, accounts.retry_ns())
-        {
-            locked.rates.now = later;
-            look_at_all(&mut accounts.distinct, &mut locked);
-        }
+        let mut locked = self.lock(effect, &mut accounts, waiter, now);
+        self.look_at_all(charges, &mut accounts, &mut locked);
         if accounts.are_allowed() {
-            charge(&mut accounts, &mut locked, &mut decision);
+            charge_all(&mut accounts, &mut locked, &mut decision);
         } else {
-            deny(&mut accounts, &mut locked, || self.clock.now());
+            deny_all(&mut accounts, &mut locked, || self.clock.now());
         }
         accounts.report(locked.rates.now, &mut decision);
-        let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
-        let is_full = locked.rates.overflowed || slots_are_full;
+        let is_full = locked.is_full();
         if is_full && !decision.is_allowed() {
             decision.source = Source::Overflow;
         }
-        if !peeks && is_full {
+        if is_full && effect == Effect::Charge {
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
             self.record_overflow(self.clock.now());
         }
         decision
     }
-}
 
-/// The locked accounts of a decision.
-struct Locked<'a> {
-    rates: LockedAccounts<'a>,
-    slots: Option<LockedSlots<'a>>,
-    /// `true` if the decision changes nothing.
-    peeks: bool,
+    /// Locks all accounts: the slots after the rates.
+    #[inline]
+    fn lock<'a>(
+        &'a self,
+        effect: Effect,
+        accounts: &mut Accounts<'_>,
+        waiter: Option<&'a Waiter>,
+        now: u64,
+    ) -> Locked<'a> {
+        if let Some(waiter) = waiter {
+            waiter.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
+        }
+        let rates = self.table.lock(&mut accounts.distinct, now);
+        let mut slots = None;
+        if accounts.has_slots {
+            let ids = accounts.slots().map(|account| account.at.id);
+            slots = Some(self.held.lock(&ids, waiter));
+        }
+        Locked {
+            rates,
+            slots,
+            effect,
+        }
+    }
+
+    /// Evaluates all demands, and once more if a later reading of the clock may change a denial.
+    #[inline]
+    fn look_at_all(
+        &self,
+        charges: &[Charge<'_>],
+        accounts: &mut Accounts<'_>,
+        locked: &mut Locked<'_>,
+    ) {
+        look_at_each(&mut accounts.distinct, locked);
+        if !accounts.are_allowed()
+            && let Some(later) = self.later(charges, locked.rates.now, accounts.retry_ns())
+        {
+            locked.rates.now = later;
+            look_at_each(&mut accounts.distinct, locked);
+        }
+    }
 }
 
 #[inline]
-fn look_at_all(all: &mut [Account<'_>], locked: &mut Locked<'_>) {
+fn look_at_each(all: &mut [Account<'_>], locked: &mut Locked<'_>) {
     for index in 0..all.len() {
         all[index].evaluation = look(all, index, locked);
     }
@@ -106,107 +145,123 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     {
         return slots::look(account, slots);
     }
-    let Account {
-        at, quota, demand, ..
-    } = account;
-    let now = locked.rates.now;
-    let mut others = 0;
-    if is_plain(quota)
-        && let Some(instant) = locked.rates.instant(at)
+    let rates = &mut locked.rates;
+    if is_plain(account.quota)
+        && let Some(instant) = rates.instant(&account.at)
     {
-        return gcra::look(*instant, quota, now, *demand);
+        return gcra::look(*instant, account.quota, rates.now, account.demand);
     }
-    if locked.rates.overflowed {
-        if demand.cost > 0
-            && let Some(retry_ns) = locked.rates.shared_wait(at)
-        {
-            return Evaluation::denied(retry_ns);
-        }
-        let same = all
-            .iter()
-            .enumerate()
-            .filter(|(i, other)| *i != index && other.at.shares(&account.at));
-        others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
+    if !rates.overflowed {
+        return look_after(0, account, rates);
     }
-    locked.rates.look(at, |state| {
+    if account.demand.cost > 0
+        && let Some(retry_ns) = rates.shared_wait(&account.at)
+    {
+        return Evaluation::denied(retry_ns);
+    }
+    let others = all[..index].iter().chain(&all[index + 1..]);
+    look_after(shared_cost(others, account), account, rates)
+}
+
+/// Evaluates the demand of an account after charges of `others` units.
+#[inline]
+fn look_after(others: i64, account: &Account<'_>, rates: &mut LockedAccounts<'_>) -> Evaluation {
+    let quota = account.quota;
+    let now = rates.now;
+    rates.look(&account.at, |state| {
         if others == 0 {
-            return algorithm::look(state, quota, now, *demand);
+            return algorithm::look(state, quota, now, account.demand);
         }
         let mut after = state.cloned();
         algorithm::adjust(&mut after, quota, now, others);
-        algorithm::look(after.as_ref(), quota, now, *demand)
+        algorithm::look(after.as_ref(), quota, now, account.demand)
     })
+}
+
+/// Returns the units that others charge to the shared account of a new key.
+fn shared_cost<'a>(others: impl Iterator<Item = &'a Account<'a>>, account: &Account<'_>) -> i64 {
+    let sharing = others.filter(|other| other.at.shares(&account.at));
+    sharing.map(|other| i64::from(other.demand.cost)).sum()
 }
 
 /// Charges the accounts of an allowed decision.
 #[inline]
-fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut Decision) {
-    let now = locked.rates.now;
+fn charge_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut Decision) {
     for index in 0..accounts.distinct.len() {
-        let charges = accounts.charges(index);
-        if locked.peeks {
-            if charges {
+        let is_charged = accounts.charges(index);
+        if locked.effect == Effect::Nothing {
+            if is_charged {
                 accounts.distinct[index].evaluation = preview(&accounts.distinct, index, locked);
             }
             continue;
         }
         let account = &mut accounts.distinct[index];
-        let quota = account.quota;
-        let demand = account.demand;
-        if let (true, Some(slots)) = (quota.is_concurrent(), &mut locked.slots) {
-            if charges {
-                slots::hold(account, slots, decision);
-            }
-        } else if !charges {
+        if is_charged {
+            charge(account, locked, decision);
+        } else {
             // A report-only rule that is not charged still creates the account.
             open(account, &mut locked.rates);
-        } else if is_plain(quota)
-            && let Some(instant) = locked.rates.instant(&account.at)
-        {
-            let (new, evaluation) = gcra::take(*instant, quota, now, demand);
-            *instant = new.unwrap_or(*instant);
-            account.evaluation = evaluation;
-        } else {
-            account.evaluation = locked.rates.update(&mut account.at, quota, |state| {
-                algorithm::take(state, quota, now, demand)
-            });
         }
     }
 }
 
+#[inline]
+fn charge(account: &mut Account<'_>, locked: &mut Locked<'_>, decision: &mut Decision) {
+    let quota = account.quota;
+    let demand = account.demand;
+    if quota.is_concurrent()
+        && let Some(slots) = &mut locked.slots
+    {
+        return slots::hold(account, slots, decision);
+    }
+    let rates = &mut locked.rates;
+    let now = rates.now;
+    if is_plain(quota)
+        && let Some(instant) = rates.instant(&account.at)
+    {
+        let (new, evaluation) = gcra::take(*instant, quota, now, demand);
+        *instant = new.unwrap_or(*instant);
+        account.evaluation = evaluation;
+        return;
+    }
+    account.evaluation = rates.update(&mut account.at, quota, |state| {
+        algorithm::take(state, quota, now, demand)
+    });
+}
+
 /// Returns the evaluation of an account after its charge, and changes nothing.
 fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
-    let Account {
-        at,
-        quota,
-        mut evaluation,
-        ..
-    } = all[index];
-    let demand = all[index].demand;
+    let account = &all[index];
+    let quota = account.quota;
     if quota.is_concurrent() {
-        slots::add_held(&mut evaluation, demand.cost);
+        let mut evaluation = account.evaluation;
+        slots::add_held(&mut evaluation, account.demand.cost);
         return evaluation;
     }
     let now = locked.rates.now;
-    let shared = all[..index]
-        .iter()
-        .filter(|other| other.at.shares(&all[index].at));
-    let earlier = shared.map(|other| i64::from(other.demand.cost)).sum();
-    locked.rates.look(&at, |state| {
+    let earlier = shared_cost(all[..index].iter(), account);
+    locked.rates.look(&account.at, |state| {
         let mut after = state.cloned();
         if earlier > 0 {
             algorithm::adjust(&mut after, quota, now, earlier);
         }
-        algorithm::take(&mut after, quota, now, demand)
+        algorithm::take(&mut after, quota, now, account.demand)
     })
 }
 
 /// Adds the waits of a denied decision, and creates accounts with `initial` units.
 #[inline(never)]
-fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce() -> u64) {
+fn deny_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce() -> u64) {
     let all = &mut *accounts.distinct;
     if let Some(slots) = &mut locked.slots {
-        slots::deny(all, slots, clock(), locked.peeks);
+        let now = clock();
+        if locked.effect == Effect::Charge {
+            slots::record_denials(all, slots, now);
+        }
+        slots::estimate_waits(all, slots, now);
+        if locked.effect == Effect::Charge {
+            slots::join_queue(all, slots);
+        }
     }
     // The waits of a denial are those of callers that do not queue.
     for index in 0..all.len() {
@@ -215,11 +270,10 @@ fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce
             all[index].evaluation = look(all, index, locked);
         }
     }
-    if !locked.peeks && accounts.retry_ns() != NEVER {
-        accounts
-            .distinct
-            .iter_mut()
-            .for_each(|account| open(account, &mut locked.rates));
+    if locked.effect == Effect::Charge && accounts.retry_ns() != NEVER {
+        for account in &mut accounts.distinct {
+            open(account, &mut locked.rates);
+        }
     }
 }
 

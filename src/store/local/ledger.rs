@@ -1,10 +1,10 @@
-//! Decisions about one or several accounts. All accounts are charged, or none.
+//! The accounts of a store, and the fast decisions: about plain GCRA quotas, and about slots. All accounts
+//! are charged, or none.
 
 use std::{
     array,
     hash::{BuildHasher, Hasher},
     ptr,
-    sync::{OnceLock, atomic::AtomicU64},
 };
 
 use foldhash::quality::SeedableRandomState;
@@ -12,13 +12,14 @@ use foldhash::quality::SeedableRandomState;
 use super::{
     Clock, SLOTS_PER_KEY, Stats,
     accounts::{Account, Accounts, Evaluated, quota_id, report},
+    blocks::Blocks,
     held::HeldSlots,
     slots,
     table::{Located, Table},
     warnings::{OverflowWarning, RebuildDetector},
 };
 use crate::{
-    algorithm::{Demand, Evaluation, gcra},
+    algorithm::{Evaluation, gcra},
     decision::{Decision, Outcome, UNKNOWN_WAIT},
     key::random_state,
     quota::{Quota, QuotaAddress},
@@ -34,11 +35,7 @@ pub(super) struct Ledger {
     pub(super) held: HeldSlots,
     warning: OverflowWarning,
     almost_full: OverflowWarning,
-    /// The blocked keys, and the instant at which the last block ends. The first block allocates the
-    /// table.
-    pub(super) blocks: OnceLock<Table>,
-    pub(super) blocked_until: AtomicU64,
-    pub(super) block_warning: OverflowWarning,
+    pub(super) blocks: Blocks,
     pub(super) rules: KnownRules,
     pub(super) rebuilds: RebuildDetector,
 }
@@ -46,17 +43,16 @@ pub(super) struct Ledger {
 impl Ledger {
     #[track_caller]
     pub(super) fn new(clock: Clock, keys: usize) -> Self {
+        let table = Table::new(keys.saturating_mul(SLOTS_PER_KEY));
         Self {
             rebuilds: RebuildDetector::new(clock.clone()),
             clock,
             seed: random_state(),
-            table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
+            blocks: Blocks::new(table.slots()),
+            table,
             held: HeldSlots::new(keys),
             warning: OverflowWarning::default(),
             almost_full: OverflowWarning::default(),
-            blocks: OnceLock::new(),
-            blocked_until: AtomicU64::new(0),
-            block_warning: OverflowWarning::default(),
             rules: KnownRules::default(),
         }
     }
@@ -71,7 +67,7 @@ impl Ledger {
             slots,
             active,
             overflowed: self.warning.count(),
-            blocked: self.blocks.get().map_or(0, |blocks| blocks.active(now)),
+            blocked: self.blocks.count(now),
             holding,
             held,
         }
@@ -99,20 +95,19 @@ impl Ledger {
         clock: impl Fn() -> u64,
         then: impl FnOnce(Decision) -> T,
     ) -> T {
-        let mut now = None;
         if let Some(one) = plain_rules::<1>(charges) {
-            let at = clock();
-            if let Some(by) = self.take_plain(&one, charges, at) {
-                return then(plain_decision(&one, &by, at));
-            }
-            now = Some(at);
+            let now = clock();
+            return match self.take_plain(&one, charges, now) {
+                Some(by) => then(plain_decision(&one, &by, now)),
+                None => then(self.take_several(charges, context, now)),
+            };
         }
         let slots = match charges {
             [charge] if charge.quotas.first().is_some_and(Quota::is_concurrent) => Some(charge),
             _ => None,
         };
-        let is_timed = slots.is_none_or(|charge| charge.quotas.len() > 1);
-        let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
+        let are_alone = slots.is_some_and(|charge| charge.quotas.len() == 1);
+        let now = if are_alone { 0 } else { clock() };
         if let Some(charge) = slots
             && context.waiter.is_none()
         {
@@ -136,19 +131,11 @@ impl Ledger {
         charges: &[Charge<'_>],
         now: u64,
     ) -> Option<[Evaluation; N]> {
-        if self.may_be_blocked(now) {
+        if self.blocks.may_have(now) {
             return None;
         }
-        let mut ids = [0; N];
-        let mut key = 0;
-        for at in 0..N {
-            let PlainQuota { charge, index, .. } = all[at];
-            if at == 0 || !ptr::eq(charge, all[at - 1].charge) {
-                key = self.key_id(charge);
-            }
-            ids[at] = quota_id(key, QuotaAddress::at(charge.quotas, index));
-        }
-        let (old, locked) = self.table.lock_instants(ids, now)?;
+        let locked = self.table.lock_instants(self.plain_ids(all), now)?;
+        let old = locked.states;
         let mut new = old;
         let mut evaluations = [Evaluation::at_once(false); N];
         let mut retry_ns = 0;
@@ -161,63 +148,67 @@ impl Ledger {
             (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
         }
         if retry_ns == 0 {
-            Table::store_instants(locked, new);
+            locked.store(new);
             return Some(evaluations);
         }
         drop(locked);
-        for at in 0..N {
-            if evaluations[at].allowed {
-                let PlainQuota { charge, quota, .. } = all[at];
-                // The waits of a denial are those of callers that do not queue.
-                let demand = Demand {
-                    max_wait: 0,
-                    ..charge.demand()
-                };
-                evaluations[at] = gcra::look(old[at], quota, now, demand);
-            }
+        if self.later(charges, now, retry_ns).is_some() {
+            return None;
         }
-        self.later(charges, now, retry_ns)
-            .is_none()
-            .then_some(evaluations)
+        deny_plain(all, old, now, &mut evaluations);
+        Some(evaluations)
+    }
+
+    /// Returns the ids of the accounts of plain quotas.
+    #[inline(always)]
+    fn plain_ids<const N: usize>(&self, all: &[PlainQuota<'_>; N]) -> [u64; N] {
+        let mut ids = [0; N];
+        let mut key = 0;
+        for at in 0..N {
+            let PlainQuota { charge, index, .. } = all[at];
+            if at == 0 || !ptr::eq(charge, all[at - 1].charge) {
+                key = self.key_id(charge);
+            }
+            ids[at] = quota_id(key, QuotaAddress::at(charge.quotas, index));
+        }
+        ids
     }
 
     /// Takes the slots of a rule, which may also have a plain rate, if all are free. Returns `None` for
     /// other charges.
     #[inline(always)]
     fn take_slots(&self, charge: &Charge<'_>, now: u64, decision: &mut Decision) -> Option<()> {
-        let (quota, rate) = match charge.quotas {
-            [quota] => (quota, None),
-            [quota, rate] if is_plain(rate) => (quota, Some(rate)),
+        let rate = match charge.quotas {
+            [_] => None,
+            [_, rate] if is_plain(rate) => Some(rate),
             _ => return None,
         };
-        let demand = charge.demand();
-        if charge.quota_index.is_some()
-            || charge.report_only
-            || demand.cost == 0
-            || self.may_be_blocked(now)
-        {
+        if !charge.is_ordinary() || self.blocks.may_have(now) {
             return None;
         }
+        let demand = charge.demand();
         let key = self.key_id(charge);
-        let rule = charge.rule;
-        let id = quota_id(key, quota.address());
+        let id = quota_id(key, charge.quotas[0].address());
         let Some(rate) = rate else {
-            return slots::take(self.held.shard(id), id, rule, quota, demand, decision);
+            return slots::take(self.held.shard(id), id, charge, demand, decision);
         };
-        let (old, locked) = self
-            .table
-            .lock_instants([quota_id(key, rate.address())], now)?;
-        let (tat, by) = gcra::take(old[0], rate, now, demand);
+        let rate_id = quota_id(key, rate.address());
+        let locked = self.table.lock_instants([rate_id], now)?;
+        let [old] = locked.states;
+        let (tat, by) = gcra::take(old, rate, now, demand);
         if !by.allowed {
             return None;
         }
-        slots::take(self.held.shard(id), id, rule, quota, demand, decision)?;
-        Table::store_instants(locked, [tat.unwrap_or(old[0])]);
-        (decision.overage, decision.wait) = (decision.overage || by.overage, by.wait);
-        decision.outcomes.push(Outcome::with(rule, 1, by.snapshot));
+        slots::take(self.held.shard(id), id, charge, demand, decision)?;
+        locked.store([tat.unwrap_or(old)]);
+        decision.overage |= by.overage;
+        decision.wait = by.wait;
+        let outcome = Outcome::with(charge.rule, 1, by.snapshot);
+        decision.outcomes.push(outcome);
         Some(())
     }
 
+    /// Decides on quotas that are not one plain rule, nor slots with at most one plain rate.
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], context: &Context<'_>, now: u64) -> Decision {
         if let [charge] = charges
@@ -225,17 +216,26 @@ impl Ledger {
         {
             return self.hold(charge);
         }
-        if let Some(two) = plain_rules::<2>(charges).or_else(|| plain_quotas(charges))
-            && let Some(by) = self.take_plain(&two, charges, now)
-        {
-            return plain_decision(&two, &by, now);
+        if let Some(decision) = self.take_plain_quotas::<2>(charges, now) {
+            return decision;
         }
-        if let Some(three) = plain_rules::<3>(charges).or_else(|| plain_quotas(charges))
-            && let Some(by) = self.take_plain(&three, charges, now)
-        {
-            return plain_decision(&three, &by, now);
+        if let Some(decision) = self.take_plain_quotas::<3>(charges, now) {
+            return decision;
         }
         self.decide(charges, context.waiter, now)
+    }
+
+    /// Charges `N` plain quotas, if the charges are to these alone. See
+    /// [`take_plain`](Self::take_plain).
+    #[inline(always)]
+    fn take_plain_quotas<const N: usize>(
+        &self,
+        charges: &[Charge<'_>],
+        now: u64,
+    ) -> Option<Decision> {
+        let all = plain_rules::<N>(charges).or_else(|| plain_quotas(charges))?;
+        let by = self.take_plain(&all, charges, now)?;
+        Some(plain_decision(&all, &by, now))
     }
 
     /// Holds slots that a request holds in another store.
@@ -243,16 +243,14 @@ impl Ledger {
     fn hold(&self, charge: &Charge<'_>) -> Decision {
         let mut decision = Decision::new(true, 0);
         let key = self.key_id(charge);
-        for (index, quota) in charge
-            .charged_quotas()
-            .filter(|(_, quota)| quota.is_concurrent())
-        {
-            let address = QuotaAddress::at(charge.quotas, index);
-            let id = quota_id(key, address);
-            let cost = charge.cost;
+        for (index, quota) in charge.charged_quotas() {
+            if !quota.is_concurrent() {
+                continue;
+            }
+            let id = quota_id(key, QuotaAddress::at(charge.quotas, index));
             let shard = self.held.shard(id);
-            let epoch = shard.lock().hold(id, cost.into());
-            decision.hold(slots::hold_of(shard, id, epoch, quota, cost));
+            let epoch = shard.lock().hold(id, charge.cost.into());
+            decision.hold(slots::hold_of(shard, id, epoch, quota, charge.cost));
         }
         decision
     }
@@ -273,7 +271,7 @@ impl Ledger {
             .max()
             .unwrap_or(0);
         let elapsed = later.saturating_sub(now);
-        // The denial stands for `retry_ns`, or for `max_wait` less if the charge may queue.
+        // The denial stands for `retry_ns`. A charge that may queue is allowed `max_wait` earlier.
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
@@ -297,25 +295,18 @@ impl Ledger {
     pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
         for charge in charges {
             let key = self.key_id(charge);
-            let rule = charge.rule;
-            let only = charge.quota_index;
             let demand = charge.demand();
-            let report_only = charge.report_only;
-            for (quota_index, quota) in charge.quotas.iter().enumerate() {
-                if only.is_some_and(|only| only != quota_index) {
-                    continue;
-                }
+            for (quota_index, quota) in charge.charged_quotas() {
                 let address = QuotaAddress::at(charge.quotas, quota_index);
                 let id = quota_id(key, address);
-                accounts.has_slots |= quota.is_concurrent();
-                let at = Located::new(id, rule, quota_index, address, quota.is_concurrent());
-                let evaluation = Evaluation::at_once(false);
+                let at = Located::new(id, charge.rule, quota_index, address);
+                let is_elsewhere = quota.is_concurrent();
                 accounts.add(Account {
-                    at,
+                    at: if is_elsewhere { at.elsewhere() } else { at },
                     quota,
                     demand,
-                    report_only,
-                    evaluation,
+                    report_only: charge.report_only,
+                    evaluation: Evaluation::at_once(false),
                 });
             }
         }
@@ -379,6 +370,25 @@ pub(super) fn is_plain(quota: &Quota) -> bool {
     quota.is_gcra() && quota.initial().is_none()
 }
 
+/// Replaces the evaluations of allowed demands by those of a denied decision.
+///
+/// The waits of a denial are those of callers that do not queue.
+#[inline(always)]
+fn deny_plain<const N: usize>(
+    all: &[PlainQuota<'_>; N],
+    states: [u64; N],
+    now: u64,
+    evaluations: &mut [Evaluation; N],
+) {
+    for at in 0..N {
+        if evaluations[at].allowed {
+            let PlainQuota { charge, quota, .. } = all[at];
+            let demand = charge.demand().without_queueing();
+            evaluations[at] = gcra::look(states[at], quota, now, demand);
+        }
+    }
+}
+
 /// Returns the decision on plain quotas.
 #[inline(always)]
 fn plain_decision<const N: usize>(
@@ -386,17 +396,15 @@ fn plain_decision<const N: usize>(
     evaluations: &[Evaluation; N],
     now: u64,
 ) -> Decision {
+    let demands = quotas.iter().zip(evaluations);
+    let demands = demands.map(|(plain, evaluation)| Evaluated {
+        rule: plain.charge.rule,
+        quota_index: plain.index,
+        report_only: plain.charge.report_only,
+        evaluation,
+    });
     let mut decision = Decision::new(true, now);
-    let all = quotas
-        .iter()
-        .zip(evaluations)
-        .map(|(plain, evaluation)| Evaluated {
-            rule: plain.charge.rule,
-            quota_index: plain.index,
-            report_only: plain.charge.report_only,
-            evaluation,
-        });
-    report(all, now, &mut decision);
+    report(demands, now, &mut decision);
     decision
 }
 

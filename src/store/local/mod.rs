@@ -201,8 +201,9 @@ impl Store for LocalStore {
 
     #[inline(always)]
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        Answer::Now(Ok(match op {
+        let decision = match op {
             Op::Take(charges) => {
+                // Answered in place, because moving a decision is slow.
                 return self
                     .ledger
                     .take(charges, context, |decision| Answer::Now(Ok(decision)));
@@ -212,7 +213,8 @@ impl Store for LocalStore {
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),
             Op::Unblock(charge) => self.ledger.unblock(charge),
-        }))
+        };
+        Answer::Now(Ok(decision))
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -238,20 +240,14 @@ impl Store for LocalStore {
     fn health(&self) -> BoxFuture<Health> {
         let store = self.clone();
         Box::pin(async move {
-            let Stats {
-                slots,
-                active,
-                overflowed,
-                ..
-            } = store.stats();
-            let over = match overflowed {
-                0 => String::new(),
-                n => format!("; {n} decisions over a shared account: increase the capacity"),
-            };
-            Health::healthy(
-                "local",
-                format!("{active} of {slots} accounts in use{over}"),
-            )
+            let stats = store.stats();
+            let mut detail = format!("{} of {} accounts in use", stats.active, stats.slots);
+            if stats.overflowed > 0 {
+                let over = stats.overflowed;
+                detail +=
+                    &format!("; {over} decisions over a shared account: increase the capacity");
+            }
+            Health::healthy("local", detail)
         })
     }
 }

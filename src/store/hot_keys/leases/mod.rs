@@ -44,7 +44,7 @@ use self::{
     lease::Lease,
     shares::{Percent, Shares},
 };
-use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
+use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules};
 use crate::{
     algorithm::Demand,
     decision::Decision,
@@ -484,7 +484,7 @@ fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
     for charge in charges {
         let cost = charge.cost;
         let two_calls = u64::from(cost) * 2;
-        if !is_plain(charge)
+        if !charge.is_ordinary()
             || charge.demand() != Demand::units(cost)
             || charge
                 .quotas

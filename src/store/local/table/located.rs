@@ -1,6 +1,9 @@
 //! The place of an account in the table.
 
-use super::shared::{SHARED_GROUPS, SharedGroup};
+use super::{
+    NO_SET,
+    shared::{SHARED_GROUPS, SharedGroup},
+};
 use crate::{name::RuleName, quota::QuotaAddress};
 
 /// An account of a decision: its address, and its place in the table.
@@ -30,28 +33,27 @@ pub(super) enum Place {
 }
 
 impl Located {
-    /// Creates an account whose place is not known yet. [`Table::lock`](super::Table::lock) finds the place, unless the
-    /// account counts held slots.
+    /// Creates an account whose place is not known yet. [`Table::lock`](super::Table::lock) finds it.
     #[inline]
-    pub(crate) fn new(
-        id: u64,
-        rule: RuleName,
-        quota_index: usize,
-        address: QuotaAddress,
-        has_slots: bool,
-    ) -> Self {
-        let (place, set) = match has_slots {
-            true => (Place::Elsewhere, usize::MAX),
-            false => (Place::Shared, 0),
-        };
+    pub(crate) fn new(id: u64, rule: RuleName, quota_index: usize, address: QuotaAddress) -> Self {
         Self {
             id,
             rule,
             quota_index,
             address,
-            set,
+            set: 0,
             lock: 0,
-            place,
+            place: Place::Shared,
+        }
+    }
+
+    /// Moves the account out of the table, because it counts held slots.
+    #[inline]
+    pub(crate) fn elsewhere(self) -> Self {
+        Self {
+            set: NO_SET,
+            place: Place::Elsewhere,
+            ..self
         }
     }
 
@@ -65,6 +67,16 @@ impl Located {
         matches!(self.place, Place::Room(_))
     }
 
+    /// Returns `true` if the account is in a slot of its set, or will be.
+    pub(super) fn is_at(&self, slot: usize) -> bool {
+        [Place::Slot(slot), Place::Room(slot)].contains(&self.place)
+    }
+
+    /// Returns `true` if the key has no account of its own, and no free slot is known.
+    pub(super) fn has_no_slot(&self) -> bool {
+        self.place == Place::Shared
+    }
+
     #[expect(
         clippy::cast_possible_truncation,
         reason = "there are at most 2,048 groups"
@@ -72,14 +84,14 @@ impl Located {
     pub(super) fn shared_group(&self) -> SharedGroup {
         SharedGroup {
             rule: self.rule,
-            group: (self.set % SHARED_GROUPS) as u16,
+            sets: (self.set % SHARED_GROUPS) as u16,
         }
     }
 
     /// Returns `true` if both keys are new and share one account.
     pub(crate) fn shares(&self, other: &Self) -> bool {
-        self.place == Place::Shared
-            && other.place == Place::Shared
+        self.has_no_slot()
+            && other.has_no_slot()
             && self.shared_group() == other.shared_group()
             && self.address == other.address
     }

@@ -3,34 +3,59 @@
 use smallvec::SmallVec;
 
 use super::{
-    RESET_GROUPS, SECOND, Table,
+    NO_SET, Table,
     located::{Located, Place},
     set::Set,
-    shared::{SHARED_QUOTAS, Shared, SharedAccounts},
+    shared::{Shared, SharedTable},
 };
-use crate::{
-    algorithm::AccountState,
-    quota::Quota,
-    store::sync::{
-        AtomicU64, MutexGuard,
-        Ordering::{AcqRel, Acquire},
-        WAYS,
-    },
-};
+use crate::{algorithm::AccountState, quota::Quota, store::sync::MutexGuard};
 
 /// The locks of the accounts of one decision.
 pub(crate) struct LockedAccounts<'a> {
-    pub(super) table: &'a Table,
+    table: &'a Table,
     /// The sets, in ascending order of their indexes.
-    pub(super) sets: SmallVec<[MutexGuard<'a, Set>; 4]>,
-    pub(super) shared: Option<MutexGuard<'a, SharedAccounts>>,
+    sets: SmallVec<[MutexGuard<'a, Set>; 4]>,
+    shared: Option<MutexGuard<'a, SharedTable>>,
     /// The instant of the decision.
     pub(crate) now: u64,
     /// `true` if some account is shared by new keys.
     pub(crate) overflowed: bool,
 }
 
-impl LockedAccounts<'_> {
+impl<'a> LockedAccounts<'a> {
+    #[inline]
+    pub(super) fn new(table: &'a Table, now: u64) -> Self {
+        Self {
+            table,
+            sets: SmallVec::new(),
+            shared: None,
+            now,
+            overflowed: false,
+        }
+    }
+
+    /// Locks a set, and finds the slots of its accounts. Returns the index of the next set to lock.
+    #[inline]
+    pub(super) fn lock_set<A: AsMut<Located>>(
+        &mut self,
+        index: usize,
+        accounts: &mut [A],
+    ) -> usize {
+        let set = self.table.sets[index].0.lock();
+        let mut next = NO_SET;
+        for account in accounts.iter_mut().map(A::as_mut) {
+            if account.set == index {
+                account.lock = self.sets.len();
+                account.place = set.find(account.id).map_or(Place::Shared, Place::Slot);
+            } else if account.set > index {
+                next = next.min(account.set);
+            }
+        }
+        self.now = self.now.max(set.newest);
+        self.sets.push(set);
+        next
+    }
+
     /// Finds a free slot for each new account.
     #[cold]
     #[inline(never)]
@@ -39,18 +64,15 @@ impl LockedAccounts<'_> {
         A: AsRef<Located> + AsMut<Located>,
     {
         for index in 0..accounts.len() {
-            let Located {
-                id, lock, place, ..
-            } = *accounts[index].as_ref();
-            if place != Place::Shared {
+            let account = *accounts[index].as_ref();
+            if !account.has_no_slot() {
                 continue;
             }
-            let room = self.sets[lock].room(id, self.now, |at| {
-                let mut all = accounts
-                    .iter()
-                    .map(A::as_ref)
-                    .filter(|other| other.lock == lock);
-                all.any(|other| [Place::Slot(at), Place::Room(at)].contains(&other.place))
+            let others = accounts.iter().map(A::as_ref);
+            let room = self.sets[account.lock].room(account.id, self.now, |at| {
+                others
+                    .clone()
+                    .any(|other| other.lock == account.lock && other.is_at(at))
             });
             match room {
                 Some(at) => accounts[index].as_mut().place = Place::Room(at),
@@ -75,16 +97,8 @@ impl LockedAccounts<'_> {
         account: &Located,
         read: impl FnOnce(Option<&AccountState>) -> T,
     ) -> T {
-        let now = self.now;
         match account.place {
-            Place::Slot(at) => {
-                let set = &self.sets[account.lock];
-                match (set.state(at), set.expires_at[at % WAYS]) {
-                    (_, expires_at) if expires_at <= now => read(None),
-                    (Some(state), _) => read(Some(state)),
-                    (None, instant) => read(Some(&AccountState::Gcra(instant))),
-                }
-            }
+            Place::Slot(at) => self.sets[account.lock].look(at, self.now, read),
             Place::Room(_) => read(self.inherited(account).as_ref()),
             Place::Shared | Place::Elsewhere => read(self.shared(account)),
         }
@@ -126,12 +140,7 @@ impl LockedAccounts<'_> {
         charged: u64,
         change: impl FnOnce(&mut AccountState),
     ) {
-        let void_before = self
-            .table
-            .void_before
-            .get()
-            .map(|all| &all[account.set % all.len()]);
-        if charged < void_before.map_or(0, |instant| instant.load(Acquire)) {
+        if charged < self.table.void_before(account.set) {
             return;
         }
         // A shared account may not have the charge, because the key may have had an account of its own.
@@ -152,51 +161,34 @@ impl LockedAccounts<'_> {
         if account.has_slot() {
             self.update(account, quota, |stored| *stored = None);
         }
-        let groups = self.table.sets.len().min(RESET_GROUPS);
-        let all = self
-            .table
-            .void_before
-            .get_or_init(|| (0..groups).map(|_| AtomicU64::new(0)).collect());
-        all[account.set % groups].fetch_max(clock() + 1, AcqRel);
+        self.table.void_charges(account.set, clock() + 1);
     }
 
     /// Returns the initial state of a new account: the debt of the shared account, if any.
     #[cold]
     fn inherited(&mut self, account: &Located) -> Option<AccountState> {
-        let until = self.sets[account.lock].in_debt_until;
-        let in_debt = u64::from(until) > self.now / SECOND;
-        in_debt
-            .then(|| self.shared(account).map(AccountState::condensed))
-            .flatten()
+        if !self.sets[account.lock].may_have_debt(self.now) {
+            return None;
+        }
+        self.shared(account).map(AccountState::condensed)
     }
 
     #[cold]
     fn shared(&mut self, account: &Located) -> Option<&AccountState> {
-        let now = self.now;
-        let accounts = self.shared.get_or_insert_with(|| self.table.shared.lock());
-        let mut all = accounts.get(&account.shared_group())?.iter();
-        let found =
-            all.find(|shared| shared.address == account.address && shared.expires_at > now)?;
-        Some(&found.state)
+        let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
+        let accounts = all.get(&account.shared_group())?;
+        accounts.find(account.address, self.now)
     }
 
     /// Returns the time until the quota of a new key can have a shared account, or `None` if it has
     /// one, can have one, or needs none.
     #[cold]
     pub(crate) fn shared_wait(&mut self, account: &Located) -> Option<u64> {
-        if account.place != Place::Shared || self.shared(account).is_some() {
+        if !account.has_no_slot() || self.shared(account).is_some() {
             return None;
         }
         let accounts = self.shared.as_ref()?.get(&account.shared_group())?;
-        let left = accounts
-            .iter()
-            .map(|account| account.expires_at.saturating_sub(self.now));
-        let left = left.filter(|left| *left > 0);
-        if left.clone().count() < SHARED_QUOTAS {
-            None
-        } else {
-            left.min()
-        }
+        accounts.wait(self.now)
     }
 
     #[cold]
@@ -206,32 +198,18 @@ impl LockedAccounts<'_> {
         quota: &Quota,
         change: impl FnOnce(&mut Option<AccountState>) -> T,
     ) -> T {
-        let now = self.now;
         let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
         let accounts = all.entry(account.shared_group()).or_default();
-        if accounts.len() >= SHARED_QUOTAS {
-            accounts.retain(|shared| shared.expires_at > now || shared.address == account.address);
-        }
-        let at = accounts
-            .iter()
-            .position(|shared| shared.address == account.address);
-        let stored = at
-            .map(|at| accounts.swap_remove(at))
-            .filter(|account| account.expires_at > now);
-        let mut stored = stored.map(|account| account.state);
+        let mut stored = accounts.take(account.address, self.now);
         let result = change(&mut stored);
         if let Some(state) = stored {
             let expires_at = state.expires_at(quota);
-            let second = u32::try_from(expires_at / SECOND + 1).unwrap_or(u32::MAX);
-            let until = &mut self.sets[account.lock].in_debt_until;
-            *until = second.max(*until);
-            // Most rules have one quota.
-            accounts.reserve_exact(1);
-            accounts.push(Shared {
+            accounts.put(Shared {
                 address: account.address,
                 expires_at,
                 state,
             });
+            self.sets[account.lock].extend_debt(expires_at);
         }
         result
     }

@@ -4,21 +4,24 @@
 //! instant is its reading of the clock, or the latest change in these sets if that is later. No line is
 //! logged and no user code runs under these locks.
 
+mod instants;
 mod located;
 mod locked;
 mod set;
 mod shared;
 
-use std::array;
-
-use smallvec::SmallVec;
-
 pub(super) use self::{located::Located, locked::LockedAccounts, set::Set};
-use self::{located::Place, set::Aligned, shared::SharedAccounts};
-use crate::store::sync::{AtomicU64, Mutex, MutexGuard, OnceLock, WAYS};
+use self::{located::Place, set::Aligned, shared::SharedTable};
+use crate::store::sync::{
+    AtomicU64, Mutex, MutexGuard, OnceLock,
+    Ordering::{AcqRel, Acquire},
+    WAYS,
+};
 
 /// The maximum number of groups of sets. A group keeps one instant: its latest reset.
 const RESET_GROUPS: usize = 1_024;
+/// The index of the set of an account that is in no set.
+const NO_SET: usize = usize::MAX;
 const SECOND: u64 = 1_000_000_000;
 
 /// A table of accounts with fixed memory, divided into sets of slots with one lock each.
@@ -28,13 +31,13 @@ const SECOND: u64 = 1_000_000_000;
 ///
 /// New keys share accounts if their set has no free slot. The sets are divided into groups. Each
 /// group has one shared account per rule and address of a quota, which limits all new keys of the group
-/// together. A key that later gets a slot starts with the debt of the shared account. A flood of new keys therefore neither frees an
-/// exhausted key nor affects other rules.
+/// together. A key that later gets a slot starts with the debt of the shared account. A flood of new keys
+/// therefore neither frees an exhausted key nor affects other rules.
 #[derive(Debug)]
 pub(super) struct Table {
     sets: Box<[Aligned]>,
     /// The shared accounts. The caller must not lock a set while it holds this lock.
-    shared: Mutex<SharedAccounts>,
+    shared: Mutex<SharedTable>,
     /// The latest reset of each group of sets. Charges before that instant cannot be undone.
     void_before: OnceLock<Box<[AtomicU64]>>,
 }
@@ -59,16 +62,8 @@ impl Table {
 
     /// Counts the accounts that have not expired. Reads every slot.
     pub(super) fn active(&self, now: u64) -> usize {
-        let mut active = 0;
-        for set in &self.sets {
-            let set = set.0.lock();
-            active += set
-                .expires_at
-                .iter()
-                .filter(|instant| **instant > now)
-                .count();
-        }
-        active
+        let sets = self.sets.iter().map(|set| set.0.lock().active(now));
+        sets.sum()
     }
 
     /// Returns the index of the set for `id`.
@@ -81,68 +76,6 @@ impl Table {
     /// Locks the set for `id`.
     pub(super) fn set(&self, id: u64) -> MutexGuard<'_, Set> {
         self.sets[self.index(id)].0.lock()
-    }
-
-    /// Locks accounts with different ids, and returns their states. The state of a new account is 0.
-    ///
-    /// Returns `None` if a state is more than one instant, or if a new account has no free slot or
-    /// may start with debt.
-    #[inline(always)]
-    pub(super) fn lock_instants<const N: usize>(
-        &self,
-        ids: [u64; N],
-        now: u64,
-    ) -> Option<([u64; N], LockedInstants<'_, N>)> {
-        let mut sets = [0; N];
-        let mut order = [0; N];
-        for at in 0..N {
-            (sets[at], order[at]) = (self.index(ids[at]), at);
-        }
-        order.sort_unstable_by_key(|at| sets[*at]);
-        // Accounts of one set have the lock of the first of them.
-        let mut locks = [const { None }; N];
-        let mut lock = [0; N];
-        for (n, at) in order.into_iter().enumerate() {
-            let is_locked = n > 0 && sets[order[n - 1]] == sets[at];
-            lock[at] = if is_locked { lock[order[n - 1]] } else { at };
-            if !is_locked {
-                locks[at] = Some(self.sets[sets[at]].0.lock());
-            }
-        }
-        let mut slots = [WAYS; N];
-        let mut old = [0; N];
-        let mut are_known = true;
-        for at in 0..N {
-            let set: &mut MutexGuard<'_, Set> = locks[lock[at]].as_mut()?;
-            match set.find(ids[at]) {
-                Some(slot) => (slots[at], old[at]) = (slot, *set.instant(slot)?),
-                None => are_known = false,
-            }
-        }
-        if !are_known {
-            for at in 0..N {
-                let set = locks[lock[at]].as_mut()?;
-                if slots[at] == WAYS {
-                    slots[at] = set.claim_without_debt(ids[at], now, |slot| {
-                        (0..N).any(|n| lock[n] == lock[at] && slots[n] == slot)
-                    })?;
-                }
-            }
-        }
-        Some((old, (locks, array::from_fn(|at| (lock[at], slots[at])))))
-    }
-
-    /// Replaces the states of locked accounts, and unlocks the accounts.
-    #[inline(always)]
-    pub(super) fn store_instants<const N: usize>(
-        (mut locks, places): LockedInstants<'_, N>,
-        new: [u64; N],
-    ) {
-        for ((lock, slot), new) in places.into_iter().zip(new) {
-            if let Some(set) = &mut locks[lock] {
-                set.expires_at[slot % WAYS] = new;
-            }
-        }
     }
 
     /// Keeps an account until `until`. Returns `false` if there is no room.
@@ -171,52 +104,48 @@ impl Table {
             .map_or(0, |at| set.expires_at[at].saturating_sub(now))
     }
 
+    /// Returns the instant before which charges in the group of a set cannot be undone.
+    fn void_before(&self, set: usize) -> u64 {
+        let groups = self.void_before.get();
+        groups.map_or(0, |groups| groups[set % groups.len()].load(Acquire))
+    }
+
+    /// Prevents the undo of charges before an instant in the group of a set.
+    fn void_charges(&self, set: usize, before: u64) {
+        let number = self.sets.len().min(RESET_GROUPS);
+        let groups = self
+            .void_before
+            .get_or_init(|| (0..number).map(|_| AtomicU64::new(0)).collect());
+        groups[set % number].fetch_max(before, AcqRel);
+    }
+
     /// Locks the accounts of a decision, and finds their places. The ids must differ.
     #[inline]
-    pub(super) fn lock<A>(&self, accounts: &mut [A], now: u64) -> LockedAccounts<'_>
+    pub(crate) fn lock<A>(&self, accounts: &mut [A], now: u64) -> LockedAccounts<'_>
     where
         A: AsRef<Located> + AsMut<Located>,
     {
-        let sets = SmallVec::new();
-        let shared = None;
-        let mut locked = LockedAccounts {
-            table: self,
-            sets,
-            shared,
-            now,
-            overflowed: false,
-        };
-        let mut first = usize::MAX;
-        let mut is_known = true;
+        let mut locked = LockedAccounts::new(self, now);
+        let mut next = self.select_sets(accounts);
+        while next < NO_SET {
+            next = locked.lock_set(next, accounts);
+        }
+        if accounts.iter().map(A::as_ref).any(Located::has_no_slot) {
+            locked.find_rooms(accounts);
+        }
+        locked
+    }
+
+    /// Selects the set of each account. Returns the index of the first set to lock.
+    #[inline]
+    fn select_sets<A: AsMut<Located>>(&self, accounts: &mut [A]) -> usize {
+        let mut first = NO_SET;
         for account in accounts.iter_mut().map(A::as_mut) {
             if account.place != Place::Elsewhere {
                 account.set = self.index(account.id);
                 first = first.min(account.set);
             }
         }
-        while first < usize::MAX {
-            let set = self.sets[first].0.lock();
-            let mut next = usize::MAX;
-            for account in accounts.iter_mut().map(A::as_mut) {
-                if account.set == first {
-                    account.lock = locked.sets.len();
-                    account.place = set.find(account.id).map_or(Place::Shared, Place::Slot);
-                    is_known &= account.has_slot();
-                } else if account.set > first {
-                    next = next.min(account.set);
-                }
-            }
-            locked.now = locked.now.max(set.newest);
-            locked.sets.push(set);
-            first = next;
-        }
-        if !is_known {
-            locked.find_rooms(accounts);
-        }
-        locked
+        first
     }
 }
-
-/// Locks of sets, and the lock and the slot of each account.
-pub(super) type LockedInstants<'a, const N: usize> =
-    ([Option<MutexGuard<'a, Set>>; N], [(usize, usize); N]);

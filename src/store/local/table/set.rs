@@ -30,7 +30,7 @@ pub(crate) struct Set {
     pub(super) newest: u64,
     /// The end of possible debt of new keys, in seconds of Unix time. Otherwise, one full set would
     /// put the new keys of its whole group into debt.
-    pub(super) in_debt_until: u32,
+    in_debt_until: u32,
     /// The low bits of the ids. The set has been selected by the high bits.
     ids: [[u8; 6]; WAYS],
     pub(super) expires_at: [u64; WAYS],
@@ -77,8 +77,10 @@ impl Set {
         now: u64,
         except: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        let has_debt = self.newest > now || u64::from(self.in_debt_until) > now / SECOND;
-        let at = self.room(id, now, except).filter(|_| !has_debt)?;
+        if self.newest > now || self.may_have_debt(now) {
+            return None;
+        }
+        let at = self.room(id, now, except)?;
         self.claim(at, id, now);
         Some(at)
     }
@@ -92,6 +94,23 @@ impl Set {
         self.newest = self.newest.max(now);
     }
 
+    /// Returns `true` if a new key may have the debt of a shared account.
+    pub(super) fn may_have_debt(&self, now: u64) -> bool {
+        u64::from(self.in_debt_until) > now / SECOND
+    }
+
+    /// Records that a shared account is in debt until an instant.
+    pub(super) fn extend_debt(&mut self, until: u64) {
+        let second = u32::try_from(until / SECOND + 1).unwrap_or(u32::MAX);
+        self.in_debt_until = second.max(self.in_debt_until);
+    }
+
+    /// Counts the accounts that have not expired.
+    pub(super) fn active(&self, now: u64) -> usize {
+        let all = self.expires_at.iter();
+        all.filter(|instant| **instant > now).count()
+    }
+
     /// Returns the account in this slot, if its state is a single instant.
     #[inline]
     pub(super) fn instant(&mut self, at: usize) -> Option<&mut u64> {
@@ -101,8 +120,26 @@ impl Set {
 
     /// Returns the state of the account in this slot, if the state is more than one instant.
     #[inline]
-    pub(super) fn state(&self, at: usize) -> Option<&AccountState> {
+    fn state(&self, at: usize) -> Option<&AccountState> {
         self.states.as_ref()?[at % WAYS].as_ref()
+    }
+
+    /// Calls `read` with the account in this slot, unless it has expired.
+    #[inline]
+    pub(super) fn look<T>(
+        &self,
+        at: usize,
+        now: u64,
+        read: impl FnOnce(Option<&AccountState>) -> T,
+    ) -> T {
+        let expires_at = self.expires_at[at % WAYS];
+        if expires_at <= now {
+            return read(None);
+        }
+        match self.state(at) {
+            Some(state) => read(Some(state)),
+            None => read(Some(&AccountState::Gcra(expires_at))),
+        }
     }
 
     /// Takes the account out of this slot, unless it has expired.
