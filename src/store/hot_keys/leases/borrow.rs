@@ -1,16 +1,27 @@
 //! Operations that borrow units from the store.
 
-use std::{cell::Cell, mem, sync::Arc};
+use std::{
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{self, Poll, ready},
+};
 
 use smallvec::SmallVec;
 use tokio::sync::watch;
 
 use super::{
-    HotKey, Later, Leases, SPAN, for_cost_of, hot_call::HotCall, lease::Lease, shares::Share,
+    HotKey, Later, Leases, SPAN, for_cost_of,
+    hot_call::HotCall,
+    lease::{Lease, earliest},
+    shares::Share,
 };
 use crate::{
     decision::{Decision, Outcome},
-    store::{Answer, BoxFuture, Charge, Context, Op, OwnedCharges, Store, context::OwnedContext},
+    store::{
+        Answer, BoxFuture, Charge, ChargedQuota, Context, Op, OwnedCharges, Store,
+        context::OwnedContext,
+    },
 };
 
 /// An operation that borrows units for several calls. Its end wakes the waiting calls.
@@ -50,12 +61,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
                 .with(|charges| self.decide(charges, &context.get(), answer))
                 .await
         });
-        let mut operation = Detached(operation, Cell::new(false));
-        Answer::Later(Box::pin(async move {
-            let decision = operation.0.as_mut().await;
-            operation.1.set(true);
-            decision
-        }))
+        Answer::Later(Box::pin(Detached(Some(operation))))
     }
 
     /// Decides after an answer, or borrows fewer units.
@@ -71,7 +77,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
                 Answer::Now(Err(error))
             }
             Ok(taken) if taken.is_allowed() => Answer::Now(Ok(self.keep_units(charges, taken))),
-            Ok(denial) => match self.handle_denied(charges, denial) {
+            Ok(denial) => match self.deny(charges, denial) {
                 Some(denial) => Answer::Now(Ok(denial)),
                 None => self.run(charges, context),
             },
@@ -80,8 +86,8 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
 
     /// Admits the call. Keeps the remaining units as a lease, or returns them to the store.
     fn keep_units(&mut self, charges: &[Charge<'_>], taken: Decision) -> Decision {
-        let instants = [self.requested_at, self.leases.table.now()];
-        let lease = Lease::new(charges, &self.tags, self.calls, &taken, instants);
+        let time = self.requested_at..self.leases.table.now();
+        let lease = Lease::new(charges, &self.tags, self.calls, &taken, time);
         let Some(mut lease) = lease.filter(|_| taken.cause().is_cacheable()) else {
             // The next decision will probably lack the same data.
             self.limit(0, SPAN);
@@ -89,16 +95,23 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             self.leases.inner.undo(&rest, &taken, None);
             return taken;
         };
-        lease.spend(charges, lease.requested_at.saturating_sub(1_000));
+        lease.spend(charges, earliest(lease.requested_at));
         let decision = lease
             .decision(lease.received_at)
             .with_source(lease.taken.source());
         lease.share = self.share.take();
-        let mut unused = Some(Box::new(lease));
         // The next lease is gathered as well, unless the store has enough units for it.
-        let is_scarce = self.scarce && available_calls(charges, &taken).now < self.calls;
+        self.scarce &= available_calls(charges, &taken).now < self.calls;
+        self.keep(lease);
+        decision
+    }
+
+    /// Keeps a lease until it is used, unused or old. Returns its units if the accounts have changed.
+    fn keep(&self, lease: Lease) {
+        let received_at = lease.received_at;
+        let mut unused = Some(Box::new(lease));
         self.update(|call, now| {
-            if is_scarce {
+            if self.scarce {
                 call.limited_until = now + SPAN;
             }
             if self.leases.table.changes(&self.tags) == self.changes {
@@ -106,29 +119,26 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             }
         });
         if let Some(lease) = unused {
-            lease.return_units(&*self.leases.inner, instants[1]);
+            lease.return_units(&*self.leases.inner, received_at);
         }
         self.leases.return_unused(self.key, self.requested_at);
-        decision
     }
 
     /// Returns the denial of the call, or `None` to borrow fewer units.
-    ///
-    /// If the store recently had too few units, denies calls until a whole lease is available:
-    /// single units would cost a round trip each.
-    fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Option<Decision> {
+    fn deny(&mut self, charges: &[Charge<'_>], denial: Decision) -> Option<Decision> {
         let AvailableCalls { now: left, soon } = available_calls(charges, &denial);
-        let gathers = self.scarce && self.calls <= soon;
-        if !gathers && (soon > 1 || left == 0) {
-            let wait = denial
-                .outcomes()
-                .iter()
-                .map(Outcome::retry_ns)
-                .max()
-                .unwrap_or(SPAN);
-            self.limit(soon, if soon > 1 { SPAN } else { wait });
+        if self.scarce && self.calls <= soon {
+            // Single units would cost a round trip each, so calls are denied until a whole lease is
+            // available.
+            return Some(denial);
         }
-        if left > 0 && !gathers && !denial.is_blocked() && self.calls > 1 {
+        if soon > 1 {
+            self.limit(soon, SPAN);
+        } else if left == 0 {
+            let waits = denial.outcomes().iter().map(Outcome::retry_ns);
+            self.limit(soon, waits.max().unwrap_or(SPAN));
+        }
+        if left > 0 && self.calls > 1 && !denial.is_blocked() {
             // Other processes take units at the same time.
             self.calls = if self.partial {
                 1
@@ -138,13 +148,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
             self.partial = true;
             return None;
         }
-        let mut own = denial.clone();
-        for (charged, outcome) in Charge::all_quotas(charges).zip(&mut own.outcomes) {
-            *outcome = for_cost_of(charged.charge, outcome);
-        }
-        // The units left may be enough for one call.
-        let is_denial = own.outcomes().iter().any(Outcome::is_denied) && !gathers;
-        Some(if is_denial { own } else { denial })
+        Some(denial_of_one(charges, denial))
     }
 
     /// Limits the next leases of the call to `max_calls` for `time`.
@@ -181,36 +185,61 @@ struct AvailableCalls {
 }
 
 fn available_calls(charges: &[Charge<'_>], decision: &Decision) -> AvailableCalls {
-    let mut now = None;
-    let mut soon = None;
-    for (charged, outcome) in Charge::all_quotas(charges).zip(decision.outcomes()) {
-        let cost = charged.charge.cost;
-        if outcome.is_known() || outcome.is_denied() {
-            let left = outcome.remaining() / cost;
-            now = Some(now.unwrap_or(left).min(left));
-        }
-        if outcome.is_denied() {
-            let mut refilled = 0;
-            if outcome.interval().is_some() {
-                let each = charged.quota.interval_nanos() * u64::from(cost);
-                refilled = u32::try_from(SPAN / 2 / each).unwrap_or(u32::MAX);
-            }
-            soon = Some(soon.unwrap_or(refilled).min(refilled));
-        }
-    }
+    let all = Charge::all_quotas(charges).zip(decision.outcomes());
+    let known = all
+        .clone()
+        .filter(|(_, outcome)| outcome.is_known() || outcome.is_denied());
+    let left = known.map(|(charged, outcome)| outcome.remaining() / charged.charge.cost);
+    let denied = all.filter(|(_, outcome)| outcome.is_denied());
+    let refilled = denied.map(|(charged, outcome)| refilled_calls(charged, outcome));
     AvailableCalls {
-        now: now.unwrap_or(0),
-        soon: soon.unwrap_or(0),
+        now: left.min().unwrap_or(0),
+        soon: refilled.min().unwrap_or(0),
     }
 }
 
-/// A future, and `true` if it has completed. Completes in the background if it is dropped.
-struct Detached<T: 'static>(BoxFuture<T>, Cell<bool>);
+/// Returns the number of calls for which 100 ms refill units of a quota.
+fn refilled_calls(charged: ChargedQuota<'_>, outcome: &Outcome) -> u32 {
+    if outcome.interval().is_none() {
+        return 0;
+    }
+    let each = charged.quota.interval_nanos() * u64::from(charged.charge.cost);
+    u32::try_from(SPAN / 2 / each).unwrap_or(u32::MAX)
+}
+
+/// Returns the denial of one call, from that of several calls.
+fn denial_of_one(charges: &[Charge<'_>], denial: Decision) -> Decision {
+    let mut one = denial.clone();
+    for (charged, outcome) in Charge::all_quotas(charges).zip(&mut one.outcomes) {
+        *outcome = for_cost_of(charged.charge, outcome);
+    }
+    // The units left may be enough for one call.
+    if one.outcomes().iter().any(Outcome::is_denied) {
+        one
+    } else {
+        denial
+    }
+}
+
+/// A future that completes in the background if it is dropped.
+struct Detached<T: 'static>(Option<BoxFuture<T>>);
+
+impl<T: 'static> Future for Detached<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<T> {
+        let Some(future) = &mut self.0 else {
+            panic!("a borrow operation was polled after it completed");
+        };
+        let output = ready!(future.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(output)
+    }
+}
 
 impl<T: 'static> Drop for Detached<T> {
     fn drop(&mut self) {
-        if !self.1.get() {
-            let future = mem::replace(&mut self.0, Box::pin(std::future::pending()));
+        if let Some(future) = self.0.take() {
             Answer::Later(future).detach(drop);
         }
     }

@@ -3,6 +3,7 @@
 use tokio::{sync::watch, time::Instant};
 
 use super::{SPAN, lease::Lease};
+use crate::{decision::Decision, store::Charge};
 
 /// The minimum number of recent calls for a lease.
 const HOT: u32 = 4;
@@ -11,14 +12,22 @@ const HOT: u32 = 4;
 #[derive(Debug, Default)]
 pub(super) struct HotCall {
     pub(super) lease: Option<Box<Lease>>,
-    /// The start and the end of the latest borrow operation.
-    pub(super) borrow: Option<(Instant, watch::Receiver<()>)>,
+    /// The latest borrow operation.
+    pub(super) borrow: Option<BorrowOperation>,
     /// The number of calls in the 200 ms before `last_call`.
     recent: f64,
     last_call: u64,
     /// The instant until which leases are limited to `max_calls`.
     pub(super) limited_until: u64,
     pub(super) max_calls: u32,
+}
+
+/// A borrow operation of a call, for which others wait.
+#[derive(Clone, Debug)]
+pub(super) struct BorrowOperation {
+    pub(super) start: Instant,
+    /// Closed when the operation ends.
+    pub(super) end: watch::Receiver<()>,
 }
 
 impl HotCall {
@@ -28,11 +37,24 @@ impl HotCall {
         (!in_use).then_some(self.last_call)
     }
 
-    /// Returns the start and the end of the borrow operation in progress, if any.
-    pub(super) fn borrow_operation(&self) -> Option<(Instant, watch::Receiver<()>)> {
-        self.borrow
-            .clone()
-            .filter(|(_, end)| end.has_changed().is_ok())
+    /// Returns the borrow operation in progress, if any.
+    pub(super) fn borrow_operation(&self) -> Option<BorrowOperation> {
+        let borrow = self.borrow.clone();
+        borrow.filter(|operation| operation.end.has_changed().is_ok())
+    }
+
+    /// Admits a call by the lease, if it is not too old and has enough units.
+    pub(super) fn admit(
+        &mut self,
+        charges: &[Charge<'_>],
+        now: u64,
+        max_age: u64,
+    ) -> Option<Decision> {
+        let lease = self.lease.as_mut()?;
+        if lease.age(now) >= max_age {
+            return None;
+        }
+        lease.admit(charges, now)
     }
 
     pub(super) fn end_lease(&mut self, now: u64) -> Option<Box<Lease>> {
@@ -59,7 +81,8 @@ impl HotCall {
     }
 
     pub(super) fn count(&mut self, calls: f64, now: u64) {
-        (self.recent, self.last_call) = (self.recent(now) + calls, self.last_call.max(now));
+        self.recent = self.recent(now) + calls;
+        self.last_call = self.last_call.max(now);
     }
 
     /// Estimates the number of calls in the 200 ms before `now`.

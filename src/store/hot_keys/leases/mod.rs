@@ -40,9 +40,9 @@ use tokio::{
 
 use self::{
     borrow::Borrow,
-    hot_call::HotCall,
+    hot_call::{BorrowOperation, HotCall},
     lease::Lease,
-    shares::{Percent, Shares},
+    shares::{Percent, Reserved, Shares},
 };
 use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules};
 use crate::{
@@ -98,8 +98,8 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///   refill with time.
 /// - **Changes by this process** take effect immediately. A [`reset`](crate::StoreExt::reset), a
 ///   [`block`](crate::StoreExt::block) or a new limit ends the leases of the key. Units under the old
-///   limit are not returned. Quotas with another period or algorithm leave the leases alone. Until a reset, a block or a refund is made, no units of the key are
-///   borrowed.
+///   limit are not returned. Quotas with another period or algorithm leave the leases alone. While a
+///   reset, a block or a refund is being made, no units of the key are borrowed.
 /// - **Changes by other processes** take effect when the lease is used up, and after
 ///   [`max_age`](Leased::max_age) at the latest.
 /// - **Several charges** of one call are borrowed together, or not at all. A lease serves only
@@ -290,6 +290,22 @@ impl<S: Store> Leased<S> {
     }
 }
 
+/// The next step of a call.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a decision is moved to the caller at once"
+)]
+enum Step<S: Store + 'static> {
+    /// A lease admits the call.
+    Admit(Decision),
+    /// This lease has ended, so its units are returned. Then the call starts again.
+    Return(Box<Lease>),
+    Borrow(Borrow<S>),
+    /// Another call borrows units.
+    Wait(BorrowOperation),
+    Bypass,
+}
+
 impl<S: Store + Send + Sync + 'static> Leases<S> {
     /// Decides with a lease, or calls the store.
     ///
@@ -300,8 +316,27 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         context: &Context<'_>,
         waits: u8,
     ) -> Answer<Later<S>> {
+        match self.next_step(charges) {
+            Step::Admit(decision) => Answer::Now(Ok(decision)),
+            Step::Return(lease) => {
+                lease.return_units(&*self.inner, self.table.now());
+                drop(lease);
+                self.take(charges, context, waits)
+            }
+            Step::Borrow(borrow) => borrow.run(charges, context),
+            Step::Wait(operation) if waits < MAX_WAITS && operation.start.elapsed() < MAX_WAIT => {
+                self.wait(operation, charges, context, waits)
+            }
+            Step::Wait(_) | Step::Bypass => {
+                self.inner.call(Op::Take(charges), context).then(identity)
+            }
+        }
+    }
+
+    /// Chooses the next step of a call, and counts the call.
+    fn next_step(self: &Arc<Self>, charges: &[Charge<'_>]) -> Step<S> {
         if !are_borrowable(charges, &self.shares.percent) {
-            return self.bypass(charges, context);
+            return Step::Bypass;
         }
         let key = self.table.key(charges);
         let now = self.table.now();
@@ -310,52 +345,40 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
             entries.add(key, HotCall::default(), HotCall::rank);
         }
         let Some(call) = entries.of(key).next() else {
-            drop(entries);
-            return self.bypass(charges, context);
+            return Step::Bypass;
         };
-        let lease = call
-            .lease
-            .as_mut()
-            .filter(|lease| lease.age(now) < self.table.max_age);
-        if let Some(decision) = lease.and_then(|lease| lease.admit(charges, now)) {
-            return Answer::Now(Ok(decision));
+        if let Some(decision) = call.admit(charges, now, self.table.max_age) {
+            return Step::Admit(decision);
         }
         if let Some(lease) = call.end_lease(now) {
-            drop(entries);
-            lease.return_units(&*self.inner, now);
-            drop(lease);
-            return self.take(charges, context, waits);
+            return Step::Return(lease);
         }
         call.count(1.0, now);
-        let other = call.borrow_operation();
-        let starts = other.is_none();
-        let borrow = if starts {
-            self.borrow(key, call, charges)
-        } else {
-            None
-        };
-        drop(entries);
-        if let Some(borrow) = borrow {
-            return borrow.run(charges, context);
+        if let Some(operation) = call.borrow_operation() {
+            return Step::Wait(operation);
         }
-        let wait = other.filter(|(start, _)| waits < MAX_WAITS && start.elapsed() < MAX_WAIT);
-        let Some((start, mut end)) = wait else {
-            return self.bypass(charges, context);
-        };
+        self.borrow(key, call, charges)
+            .map_or(Step::Bypass, Step::Borrow)
+    }
+
+    /// Asks again after another call has borrowed units.
+    fn wait(
+        self: &Arc<Self>,
+        mut operation: BorrowOperation,
+        charges: &[Charge<'_>],
+        context: &Context<'_>,
+        waits: u8,
+    ) -> Answer<Later<S>> {
         let leases = self.clone();
         let charges = OwnedCharges::from(charges);
         let context = OwnedContext::from(context);
         Answer::Later(Box::pin(async move {
             // Only the end of the operation changes the channel.
-            let _ = timeout_at(start + MAX_WAIT, end.changed()).await;
+            let _ = timeout_at(operation.start + MAX_WAIT, operation.end.changed()).await;
             charges
                 .with(|charges| leases.take(charges, &context.get(), waits + 1))
                 .await
         }))
-    }
-
-    fn bypass(&self, charges: &[Charge<'_>], context: &Context<'_>) -> Answer<Later<S>> {
-        self.inner.call(Op::Take(charges), context).then(identity)
     }
 
     /// Starts to borrow units, if the call is hot and the store is not short of units.
@@ -367,15 +390,13 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
     ) -> Option<Borrow<S>> {
         let now = self.table.now();
         let size = call.lease_size(now)?;
-        let tagged: SmallVec<[_; 2]> = charges
-            .iter()
-            .map(|charge| (charge, self.table.tag(charge)))
-            .collect();
-        let tags: SmallVec<[u64; 2]> = tagged.iter().map(|(_, tag)| *tag).collect();
+        let all = charges.iter();
+        let tags: SmallVec<[u64; 2]> = all.map(|charge| self.table.tag(charge)).collect();
         let changes = self.table.changes(&tags);
-        let (calls, share) = self.shares.reserve(&tagged, size)?;
+        let Reserved { calls, share } = self.shares.reserve(charges, &tags, size)?;
         let (sender, end) = watch::channel(());
-        call.borrow = Some((Instant::now(), end));
+        let start = Instant::now();
+        call.borrow = Some(BorrowOperation { start, end });
         Some(Borrow {
             leases: self.clone(),
             key,
@@ -397,25 +418,32 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         };
         let leases = Arc::downgrade(self);
         drop(runtime.spawn(async move {
-            let mut exists = true;
-            while exists {
+            loop {
                 sleep(Duration::from_nanos(SPAN / 2)).await;
                 let Some(leases) = leases.upgrade() else {
                     return;
                 };
-                let now = leases.table.now();
-                let max_age = leases.table.max_age;
-                exists = false;
-                leases.end(leases.table.set(key.tag).entries.lock(), now, |lease| {
-                    exists |= lease.requested_at == requested_at;
-                    lease.age(now) >= max_age || now.saturating_sub(lease.last) >= SPAN
-                });
+                if !leases.end_unused(key, requested_at) {
+                    return;
+                }
             }
         }));
     }
 }
 
 impl<S: Store + 'static> Leases<S> {
+    /// Ends the unused and old leases of a set. Returns `true` if that which was borrowed at
+    /// `requested_at` existed until now.
+    fn end_unused(&self, key: HotKey, requested_at: u64) -> bool {
+        let now = self.table.now();
+        let mut existed = false;
+        self.end(self.table.set(key.tag).entries.lock(), now, |lease| {
+            existed |= lease.requested_at == requested_at;
+            lease.age(now) >= self.table.max_age || now.saturating_sub(lease.last) >= SPAN
+        });
+        existed
+    }
+
     fn end_all(&self, mut which: impl FnMut(&Lease) -> bool) {
         let now = self.table.now();
         self.table
@@ -481,21 +509,16 @@ impl<S: Store> Clone for Leased<S> {
 
 /// Returns `true` if units for at least two calls can be borrowed.
 fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
-    for charge in charges {
-        let cost = charge.cost;
-        let two_calls = u64::from(cost) * 2;
-        if !charge.is_ordinary()
-            || charge.demand() != Demand::units(cost)
-            || charge
-                .quotas
-                .iter()
-                .any(|quota| two_calls > percent.of(quota.limit()))
-            || !charge.quotas.iter().all(is_borrowable)
-        {
-            return false;
-        }
-    }
-    have_distinct_rules(charges)
+    let mut all = charges.iter();
+    all.all(|charge| can_borrow_for(charge, percent)) && have_distinct_rules(charges)
+}
+
+fn can_borrow_for(charge: &Charge<'_>, percent: &Percent) -> bool {
+    let two_calls = u64::from(charge.cost) * 2;
+    let mut quotas = charge.quotas.iter();
+    charge.is_ordinary()
+        && charge.demand() == Demand::units(charge.cost)
+        && quotas.all(|quota| is_borrowable(quota) && two_calls <= percent.of(quota.limit()))
 }
 
 fn is_borrowable(quota: &Quota) -> bool {
