@@ -6,68 +6,72 @@ use super::{MAX_REFILL, Quota, SECOND};
 use crate::store::instances::Part;
 
 impl Quota {
-    /// Returns the part of the quota for one of `n` processes, which is the same for every charge.
+    /// Returns the part of the quota for one of several processes, which is the same for every charge.
     ///
     /// All parts together allow no more than the quota, except that each part of unranked processes
     /// allows at least one unit. The part of a token bucket refills continuously.
     pub(crate) fn share(&self, of: Part) -> Self {
-        let n = of.instances;
-        if self.is_blocked() || n == NonZeroU32::MIN {
+        if self.is_blocked() || of.instances == NonZeroU32::MIN {
             return *self;
         }
         if self.is_part {
-            return self.slower(n);
+            return self.slower(of.instances);
         }
-        let part = |units: u32| of.of(units);
         let burst = of.of_burst(self.burst);
-        let soft = part(self.soft);
         if burst == 0 {
-            let Self {
-                name,
-                unit,
-                address,
-                ..
-            } = *self;
-            return Self {
-                name,
-                unit,
-                address,
-                ..Self::blocked()
-            };
+            return self.without_units();
         }
+        let share = Self {
+            burst,
+            soft: of.of(self.soft),
+            algorithm: self.algorithm.share(of),
+            initial: self.initial.map(|units| of.of(units).min(burst)),
+            ..*self
+        };
         if self.is_concurrent() {
             return Self {
                 units: burst,
-                burst,
-                soft,
-                ..*self
+                ..share
             };
         }
-        let algorithm = self.algorithm.share(of);
-        let (units, interval) = if algorithm.is_window() {
-            (burst, self.period.div_ceil(burst.into()))
-        } else {
-            // Without a unit of the burst, a process refills nothing either.
-            (
-                self.units,
-                self.interval.saturating_mul(of.holders(self.burst).into()),
-            )
-        };
-        let interval = interval.min(MAX_REFILL / (u64::from(burst) + u64::from(soft)));
-        let initial = self.initial.map(|units| part(units).min(burst));
-        let share = Self {
-            units,
-            burst,
-            interval,
-            algorithm,
-            initial,
-            soft,
-            ..*self
-        };
-        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
+        let share = share.with_rate_of(self, of);
+        share.having_max_debt(self.max_debt.map(|units| of.of(units)))
+    }
+
+    /// Sets the rate to the part of that of `whole`.
+    fn with_rate_of(self, whole: &Self, of: Part) -> Self {
+        let longest = MAX_REFILL / self.raised_limit();
+        if self.algorithm.is_window() {
+            return Self {
+                units: self.burst,
+                interval: self.period.div_ceil(self.burst.into()).min(longest),
+                ..self
+            };
+        }
+        // Without a unit of the burst, a process refills nothing either.
+        let holders = of.holders(whole.burst).into();
         Self {
-            max_debt: self.max_debt.map(|units| part(units).min(longest)),
-            ..share
+            interval: whole.interval.saturating_mul(holders).min(longest),
+            ..self
+        }
+    }
+
+    /// Returns a quota that denies all requests, with the account and the names of this one.
+    fn without_units(&self) -> Self {
+        Self {
+            name: self.name,
+            unit: self.unit,
+            address: self.address,
+            ..Self::blocked()
+        }
+    }
+
+    /// Sets the maximum debt, which is lowered to the longest that is valid.
+    fn having_max_debt(self, units: Option<u32>) -> Self {
+        let longest = u32::try_from(self.longest_debt()).unwrap_or(u32::MAX);
+        Self {
+            max_debt: units.map(|units| units.min(longest)),
+            ..self
         }
     }
 
@@ -77,31 +81,19 @@ impl Quota {
         let longest = MAX_REFILL / u64::from(cost.max(1));
         let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
-        let burst = u32::try_from((SECOND / 2).div_ceil(interval))
-            .unwrap_or(u32::MAX)
-            .max(cost);
-        let address = self.address;
-        let is_part = true;
+        let half_second = (SECOND / 2).div_ceil(interval);
+        let burst = u32::try_from(half_second).unwrap_or(u32::MAX).max(cost);
         let share = Self {
             units: 1,
             burst,
             period: interval,
             interval,
+            is_part: true,
+            address: self.address,
             ..Self::blocked()
         };
-        let share = Self {
-            address,
-            is_part,
-            ..share
-        };
-        let debt = self
-            .late_limit()
-            .saturating_sub(burst.into())
-            .min(share.longest_debt());
-        Self {
-            max_debt: Some(u32::try_from(debt).unwrap_or(u32::MAX)),
-            ..share
-        }
+        let debt = self.late_limit().saturating_sub(burst.into());
+        share.having_max_debt(Some(u32::try_from(debt).unwrap_or(u32::MAX)))
     }
 
     /// Returns `true` for the share of a client.
@@ -118,11 +110,7 @@ impl Quota {
             interval,
             ..*self
         };
-        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
-        Self {
-            max_debt: self.max_debt.map(|units| units.min(longest)),
-            ..share
-        }
+        share.having_max_debt(self.max_debt)
     }
 }
 
