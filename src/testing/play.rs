@@ -7,7 +7,7 @@ use tower::BoxError;
 
 use super::{
     Subject, peek,
-    scenario::{Case, CaseRule, QuotaRow, Row, Step, StepOp, quotas},
+    scenario::{Case, CaseRule, QuotaRow, Row, Step, StepOp},
     take,
 };
 use crate::{
@@ -30,103 +30,185 @@ use crate::{
 /// Fails if the store fails, if the case is invalid, or with the first decision that differs from
 /// the expected result. The text has the step and both results.
 pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxError> {
-    let mut rules = case.rules()?;
-    let key = Key::from("somebody");
     let mut processes = BTreeMap::from([("", subject.open())]);
-    let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
-    let charges = case.charges(&rules, &key, 0, 1);
-    let choices = case.choices();
-    let all = Candidates {
-        charges: &charges,
-        choices: &choices,
+    let mut run = Run {
+        case,
+        rules: case.rules()?,
+        key: Key::from("somebody"),
+        taken: Vec::new(),
     };
-    if case.wall_clock && !subject.steps_back()
-        || undoes && !subject.undoes()
-        || all
-            .attempts()
-            .any(|charges| processes[""].supports(&charges).is_err())
-    {
-        return Ok(false);
-    }
-    for rows in &case.plans {
-        let plan = [CaseRule::new(rows)?];
-        if processes[""]
-            .supports(&case.charges(&plan, &key, 0, 1))
-            .is_err()
-        {
-            return Ok(false);
-        }
-    }
-    if !case.join_all(subject, &mut processes) {
+    if !run.is_supported(subject, &processes[""])? || !case.join_all(subject, &mut processes) {
         return Ok(false);
     }
     // A look of another process changes nothing.
     let observer = &processes[""];
-    let mut taken: Vec<Option<Decision>> = Vec::new();
     for (at, step) in case.steps.iter().enumerate() {
         subject.set(Duration::from_nanos(step.at));
-        if let (Some(limit), Some(first)) = (step.limit, rules[0].quotas.first_mut()) {
+        run.change_quotas(at, step)?;
+        let own = processes.get(&*step.process).unwrap_or(observer);
+        let decision = run
+            .make(at, step, subject, Stores { own, observer })
+            .await?;
+        case.check(at, step, &decision, &run.rules)?;
+        let charged = step.op == StepOp::Take && decision.is_allowed();
+        run.taken.push(charged.then_some(decision));
+    }
+    Ok(true)
+}
+
+/// A case that is run.
+struct Run<'a> {
+    case: &'a Case,
+    rules: Vec<CaseRule>,
+    key: Key,
+    /// For each earlier step, the charge that it made and that was not undone or freed since.
+    taken: Vec<Option<Decision>>,
+}
+
+/// The stores that a step uses.
+struct Stores<'a, S> {
+    /// The store of the process of the step.
+    own: &'a S,
+    /// The store of the first process.
+    observer: &'a S,
+}
+
+impl Run<'_> {
+    /// Returns `false` if the subject cannot run the case.
+    fn is_supported<S: Subject>(&self, subject: &S, store: &S::Store) -> Result<bool, BoxError> {
+        let case = self.case;
+        let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
+        if case.wall_clock && !subject.steps_back() || undoes && !subject.undoes() {
+            return Ok(false);
+        }
+        let all = Candidates {
+            charges: &case.charges(&self.rules, &self.key, 0, 1),
+            choices: &case.choices(),
+        };
+        let mut attempts = all.attempts();
+        if attempts.any(|charges| store.supports(&charges).is_err()) {
+            return Ok(false);
+        }
+        for rows in &case.plans {
+            let plan = [CaseRule::new(rows)?];
+            let charges = case.charges(&plan, &self.key, 0, 1);
+            if store.supports(&charges).is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Changes the quotas before a step.
+    fn change_quotas(&mut self, at: usize, step: &Step) -> Result<(), BoxError> {
+        let quotas = &mut self.rules[0].quotas;
+        if let (Some(limit), Some(first)) = (step.limit, quotas.first_mut()) {
             *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
         }
-        if let (Some(period), Some(row)) = (&step.period, case.quotas.first()) {
-            rules[0].quotas[0] = QuotaRow {
+        if let (Some(period), Some(row)) = (&step.period, self.case.quotas.first()) {
+            let row = QuotaRow {
                 period: period.clone(),
                 ..row.clone()
-            }
-            .quota()?;
+            };
+            quotas[0] = row.quota()?;
         }
         if let Some(plan) = step.plan {
-            let plan = case
-                .plans
-                .get(plan)
-                .ok_or_else(|| format!("step {at}: no plan {plan}"))?;
-            rules[0].quotas = quotas(plan)?;
+            let plan = self.case.plans.get(plan);
+            let plan = plan.ok_or_else(|| format!("step {at}: its plan is missing"))?;
+            *quotas = super::scenario::quotas(plan)?;
         }
-        let read = case.charges(&rules, &key, step.headroom, 0);
-        let store = processes.get(&*step.process).unwrap_or(observer);
-        let answer = match step.op {
-            StepOp::Take => {
-                let charges = case.charges(&rules, &key, step.headroom, step.cost()?);
-                case.take(at, step, store, &charges, &rules).await?
+        Ok(())
+    }
+
+    /// Makes a step. Returns the decision that shows its result.
+    async fn make<S: Subject>(
+        &mut self,
+        at: usize,
+        step: &Step,
+        subject: &mut S,
+        stores: Stores<'_, S::Store>,
+    ) -> Result<Decision, BoxError> {
+        let store = stores.own;
+        match step.op {
+            StepOp::Take => return self.take(at, step, store).await,
+            StepOp::Undo => self.undo(at, step, store)?,
+            StepOp::Release => {
+                let steps = self.case.steps.iter().zip(&mut self.taken);
+                let mut held = steps.filter(|(earlier, _)| earlier.holds(step));
+                drop(held.find_map(|(_, decision)| decision.take()));
             }
+            StepOp::Settle | StepOp::Reset | StepOp::Renew | StepOp::Limit => {}
+        }
+        let read = self.charges(step.headroom, 0);
+        let answer = match step.op {
             StepOp::Settle => {
                 let units = step.units.unwrap_or(0).saturating_neg();
                 store.adjust(&read[0].with_cost(1), units).await
             }
             StepOp::Reset => store.reset(&read[0]).await,
             StepOp::Undo => {
-                let units = step.units.map(|_| step.cost()).transpose()?;
-                let undone = step
-                    .step
-                    .and_then(|step| Some((step, taken.get_mut(step)?.take()?)));
-                let (undone, receipt) =
-                    undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
-                let undone = &case.steps[undone];
-                let mut charges = case.charges(&rules, &key, undone.headroom, undone.cost()?);
-                charges.retain(|charge| receipt.charged(charge.rule));
-                store.undo(&charges, &receipt, units);
                 subject.finish(store).await;
                 store.take(&read).await
             }
             StepOp::Release => {
-                let steps = case.steps.iter().zip(&mut taken);
-                let mut held = steps.filter(|(earlier, _)| earlier.holds(step));
-                drop(held.find_map(|(_, decision)| decision.take()));
                 subject.finish(store).await;
-                observer.take(&read).await
+                stores.observer.take(&read).await
             }
             StepOp::Renew => {
                 subject.renew(store).await;
-                observer.take(&read).await
+                stores.observer.take(&read).await
             }
-            StepOp::Limit => observer.take(&read).await,
+            StepOp::Take | StepOp::Limit => stores.observer.take(&read).await,
         };
-        let decision = answer.map_err(Into::into)?;
-        case.check(at, step, &decision, &rules)?;
-        let charged = step.op == StepOp::Take && decision.is_allowed();
-        taken.push(charged.then_some(decision));
+        answer.map_err(Into::into)
     }
-    Ok(true)
+
+    /// Undoes the charge of an earlier step.
+    fn undo<S: Store>(&mut self, at: usize, step: &Step, store: &S) -> Result<(), BoxError> {
+        let units = step.units.map(|_| step.cost()).transpose()?;
+        let index = step.step.filter(|index| *index < at);
+        let receipt = index.and_then(|index| self.taken[index].take());
+        let (Some(index), Some(receipt)) = (index, receipt) else {
+            return Err(format!("step {at} undoes no charge").into());
+        };
+        let undone = &self.case.steps[index];
+        let mut charges = self.charges(undone.headroom, undone.cost()?);
+        charges.retain(|charge| receipt.charged(charge.rule));
+        store.undo(&charges, &receipt, units);
+        Ok(())
+    }
+
+    /// Returns a charge of each rule.
+    fn charges(&self, headroom: u32, cost: u32) -> Vec<Charge<'_>> {
+        self.case.charges(&self.rules, &self.key, headroom, cost)
+    }
+
+    /// Peeks, and then takes. Fails if the peek differs from the expected result.
+    async fn take<S: Store>(
+        &self,
+        at: usize,
+        step: &Step,
+        store: &S,
+    ) -> Result<Decision, BoxError> {
+        let charges = self.charges(step.headroom, step.cost()?);
+        let choices = self.case.choices();
+        let all = Candidates {
+            charges: &charges,
+            choices: &choices,
+        };
+        let mut peeked = peek(store, all).await.map_err(Into::into)?.decision;
+        if peeked.source() != Source::Unsupported {
+            look_at_others(store, &charges, &mut peeked)
+                .await
+                .map_err(Into::into)?;
+            self.case.check(at, step, &peeked, &self.rules)?;
+        }
+        let mut taken = take(store, all).await.map_err(Into::into)?.decision;
+        look_at_others(store, &charges, &mut taken)
+            .await
+            .map_err(Into::into)?;
+        Ok(taken)
+    }
 }
 
 impl Case {
@@ -147,37 +229,6 @@ impl Case {
             }
         }
         true
-    }
-
-    /// Peeks, and then takes. Fails if the peek differs from the expected result.
-    async fn take<S: Store>(
-        &self,
-        at: usize,
-        step: &Step,
-        store: &S,
-        charges: &[Charge<'_>],
-        rules: &[CaseRule],
-    ) -> Result<Result<Decision, S::Error>, BoxError> {
-        let choices = self.choices();
-        let all = Candidates {
-            charges,
-            choices: &choices,
-        };
-        let mut peeked = peek(store, all).await.map_err(Into::into)?.decision;
-        if peeked.source() != Source::Unsupported {
-            look_at_others(store, charges, &mut peeked)
-                .await
-                .map_err(Into::into)?;
-            self.check(at, step, &peeked, rules)?;
-        }
-        let mut taken = match take(store, all).await {
-            Ok(taken) => taken.decision,
-            Err(error) => return Ok(Err(error)),
-        };
-        look_at_others(store, charges, &mut taken)
-            .await
-            .map_err(Into::into)?;
-        Ok(Ok(taken))
     }
 
     /// Compares a decision with the expected result of a step.
@@ -251,31 +302,35 @@ async fn look_at_others<S: Store>(
     decision: &mut Decision,
 ) -> Result<(), S::Error> {
     for charge in charges {
-        if !decision
-            .outcomes
-            .iter()
-            .any(|outcome| was_not_asked(outcome, charge))
-        {
+        let mut outcomes = decision.outcomes.iter();
+        if !outcomes.any(|outcome| was_not_asked(outcome, charge)) {
             continue;
         }
-        let mut look = store.take(&[charge.with_cost(0)]).await?;
-        if !decision.is_allowed() {
-            let alone = store.peek(&[charge.with_max_wait(Duration::ZERO)]).await?;
-            if !alone.is_allowed() && alone.source() != Source::Unsupported {
-                look = alone;
-            }
-        }
+        let look = look_at(store, charge, decision.is_allowed()).await?;
         for outcome in &mut decision.outcomes {
-            if !was_not_asked(outcome, charge) {
-                continue;
-            }
             let mut its = look.outcomes().iter();
-            if let Some(seen) = its.find(|other| other.quota_index() == outcome.quota_index()) {
+            let seen = its.find(|other| other.quota_index() == outcome.quota_index());
+            if let Some(seen) = seen.filter(|_| was_not_asked(outcome, charge)) {
                 *outcome = seen.with_passed_over(true);
             }
         }
     }
     Ok(())
+}
+
+/// Looks at an alternative: at its denial if it has one, and the other alternatives are denied.
+async fn look_at<S: Store>(
+    store: &S,
+    charge: &Charge<'_>,
+    others_allow: bool,
+) -> Result<Decision, S::Error> {
+    let look = store.take(&[charge.with_cost(0)]).await?;
+    if others_allow {
+        return Ok(look);
+    }
+    let alone = store.peek(&[charge.with_max_wait(Duration::ZERO)]).await?;
+    let is_denied = !alone.is_allowed() && alone.source() != Source::Unsupported;
+    Ok(if is_denied { alone } else { look })
 }
 
 /// Returns `true` for an outcome of an alternative that was not asked.

@@ -269,20 +269,21 @@ impl Case {
 
     /// Returns the quotas of each rule, with the number of its group.
     pub(super) fn rules(&self) -> Result<Vec<CaseRule>, BoxError> {
-        let first = self.plans.first().unwrap_or(&self.quotas);
+        if self.groups.is_empty() {
+            let first = self.plans.first().unwrap_or(&self.quotas);
+            return Ok(vec![CaseRule::new(first)?]);
+        }
         let mut rules = Vec::new();
         for (group, alternatives) in (1..).zip(&self.groups) {
             for (at, rows) in alternatives.iter().enumerate() {
                 let name = RuleName::new(&format!("{group}.{at}"))?;
+                let quotas = quotas(rows)?;
                 rules.push(CaseRule {
                     name,
                     group,
-                    quotas: quotas(rows)?,
+                    quotas,
                 });
             }
-        }
-        if self.groups.is_empty() {
-            rules.push(CaseRule::new(first)?);
         }
         Ok(rules)
     }
@@ -312,37 +313,41 @@ pub(super) fn quotas(rows: &[QuotaRow]) -> Result<Vec<Quota>, BoxError> {
 
 impl QuotaRow {
     pub(super) fn quota(&self) -> Result<Quota, BoxError> {
-        let algorithm = match (self.algorithm.as_str(), self.aligned) {
-            ("gcra", _) => Algorithm::Gcra,
-            ("token_bucket", _) => Algorithm::TokenBucket,
-            ("fixed_window", Some(false)) => Algorithm::AnchoredWindow,
-            ("fixed_window", _) => Algorithm::FixedWindow {
-                carry_over: self.carry_over,
-                paced: self.paced,
-            },
-            ("sliding_window", _) => Algorithm::SlidingWindow {
-                buckets: self.buckets,
-            },
-            ("sliding_log", _) => Algorithm::SlidingLog,
-            ("concurrent", _) => {
-                return Ok(Quota::try_concurrent(self.limit)?.try_with_soft(self.soft)?);
-            }
-            (other, _) => return Err(format!("unknown algorithm {other:?}").into()),
-        };
+        if self.algorithm == "concurrent" {
+            return Ok(Quota::try_concurrent(self.limit)?.try_with_soft(self.soft)?);
+        }
         let quota = match &*self.period {
             "" => Quota::new(self.units, Duration::from_nanos(self.per))?,
             period => format!("{}/{period}", self.units).parse()?,
         };
-        let quota = quota.try_with_burst(self.burst.unwrap_or(self.units))?;
-        let quota = quota
-            .try_with_algorithm(algorithm)?
+        let mut quota = quota
+            .try_with_burst(self.burst.unwrap_or(self.units))?
+            .try_with_algorithm(self.algorithm()?)?
             .try_with_soft(self.soft)?;
-        let quota = self
-            .max_debt
-            .map_or(Ok(quota), |units| quota.try_with_max_debt(units))?;
-        Ok(self
-            .initial
-            .map_or(Ok(quota), |units| quota.try_with_initial(units))?)
+        if let Some(units) = self.max_debt {
+            quota = quota.try_with_max_debt(units)?;
+        }
+        if let Some(units) = self.initial {
+            quota = quota.try_with_initial(units)?;
+        }
+        Ok(quota)
+    }
+
+    fn algorithm(&self) -> Result<Algorithm, BoxError> {
+        Ok(match self.algorithm.as_str() {
+            "gcra" => Algorithm::Gcra,
+            "token_bucket" => Algorithm::TokenBucket,
+            "fixed_window" if self.aligned == Some(false) => Algorithm::AnchoredWindow,
+            "fixed_window" => Algorithm::FixedWindow {
+                carry_over: self.carry_over,
+                paced: self.paced,
+            },
+            "sliding_window" => Algorithm::SlidingWindow {
+                buckets: self.buckets,
+            },
+            "sliding_log" => Algorithm::SlidingLog,
+            other => return Err(format!("unknown algorithm {other:?}").into()),
+        })
     }
 }
 
