@@ -7,7 +7,7 @@ use tower::BoxError;
 
 use super::{
     Subject, peek,
-    scenario::{Case, CaseRule, QuotaRow, Row, Step, StepOp},
+    scenario::{Case, CaseRule, QuotaRow, Row, Step, StepOp, paid},
     take,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     key::Key,
     quota::Quota,
     rule::Candidates,
-    store::{Charge, Store, StoreExt},
+    store::{Charge, Store, StoreExt, nanos},
 };
 
 /// Runs a case on a new store. Returns `false` if the subject cannot run the case.
@@ -30,25 +30,21 @@ use crate::{
 /// Fails if the store fails, if the case is invalid, or with the first decision that differs from
 /// the expected result. The text has the step and both results.
 pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxError> {
-    let mut processes = BTreeMap::from([("", subject.open())]);
     let mut run = Run {
         case,
         rules: case.rules()?,
         key: Key::from("somebody"),
+        processes: BTreeMap::from([("", subject.open())]),
+        subject,
         taken: Vec::new(),
     };
-    if !run.is_supported(subject, &processes[""])? || !case.join_all(subject, &mut processes) {
+    if !run.is_supported()? || !run.join_all() {
         return Ok(false);
     }
-    // A look of another process changes nothing.
-    let observer = &processes[""];
     for (at, step) in case.steps.iter().enumerate() {
-        subject.set(Duration::from_nanos(step.at));
+        run.subject.set(Duration::from_nanos(step.at));
         run.change_quotas(at, step)?;
-        let own = processes.get(&*step.process).unwrap_or(observer);
-        let decision = run
-            .make(at, step, subject, Stores { own, observer })
-            .await?;
+        let decision = run.make(at, step).await?;
         case.check(at, step, &decision, &run.rules)?;
         let charged = step.op == StepOp::Take && decision.is_allowed();
         run.taken.push(charged.then_some(decision));
@@ -57,32 +53,28 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxE
 }
 
 /// A case that is run.
-struct Run<'a> {
+struct Run<'a, S: Subject> {
     case: &'a Case,
+    subject: &'a mut S,
     rules: Vec<CaseRule>,
     key: Key,
+    /// The store of each process. The first process has no name.
+    processes: BTreeMap<&'a str, S::Store>,
     /// For each earlier step, the charge that it made and that was not undone or freed since.
     taken: Vec<Option<Decision>>,
 }
 
-/// The stores that a step uses.
-struct Stores<'a, S> {
-    /// The store of the process of the step.
-    own: &'a S,
-    /// The store of the first process.
-    observer: &'a S,
-}
-
-impl Run<'_> {
+impl<S: Subject> Run<'_, S> {
     /// Returns `false` if the subject cannot run the case.
-    fn is_supported<S: Subject>(&self, subject: &S, store: &S::Store) -> Result<bool, BoxError> {
+    fn is_supported(&self) -> Result<bool, BoxError> {
         let case = self.case;
+        let store = &self.processes[""];
         let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
-        if case.wall_clock && !subject.steps_back() || undoes && !subject.undoes() {
+        if case.wall_clock && !self.subject.steps_back() || undoes && !self.subject.undoes() {
             return Ok(false);
         }
         let all = Candidates {
-            charges: &case.charges(&self.rules, &self.key, 0, 1),
+            charges: &self.charges(0, 1),
             choices: &case.choices(),
         };
         let mut attempts = all.attempts();
@@ -99,6 +91,34 @@ impl Run<'_> {
         Ok(true)
     }
 
+    /// Opens the stores of all processes. Returns `false` if the subject has no store for another
+    /// process.
+    fn join_all(&mut self) -> bool {
+        let Some(lease) = self.case.lease else {
+            return true;
+        };
+        for step in &self.case.steps {
+            if !self.processes.contains_key(&*step.process) {
+                let Some(store) = self.subject.join(Duration::from_nanos(lease)) else {
+                    return false;
+                };
+                self.processes.insert(&step.process, store);
+            }
+        }
+        true
+    }
+
+    /// Returns the store of the process of a step.
+    fn store(&self, step: &Step) -> &S::Store {
+        let own = self.processes.get(&*step.process);
+        own.unwrap_or(&self.processes[""])
+    }
+
+    /// Returns a charge of each rule.
+    fn charges(&self, headroom: u32, cost: u32) -> Vec<Charge<'_>> {
+        self.case.charges(&self.rules, &self.key, headroom, cost)
+    }
+
     /// Changes the quotas before a step.
     fn change_quotas(&mut self, at: usize, step: &Step) -> Result<(), BoxError> {
         let quotas = &mut self.rules[0].quotas;
@@ -113,83 +133,46 @@ impl Run<'_> {
             quotas[0] = row.quota()?;
         }
         if let Some(plan) = step.plan {
-            let plan = self.case.plans.get(plan);
-            let plan = plan.ok_or_else(|| format!("step {at}: its plan is missing"))?;
-            *quotas = super::scenario::quotas(plan)?;
+            let rows = self.case.plans.get(plan);
+            let rows = rows.ok_or_else(|| format!("step {at}: no plan {plan}"))?;
+            *quotas = CaseRule::new(rows)?.quotas;
         }
         Ok(())
     }
 
     /// Makes a step. Returns the decision that shows its result.
-    async fn make<S: Subject>(
-        &mut self,
-        at: usize,
-        step: &Step,
-        subject: &mut S,
-        stores: Stores<'_, S::Store>,
-    ) -> Result<Decision, BoxError> {
-        let store = stores.own;
+    async fn make(&mut self, at: usize, step: &Step) -> Result<Decision, BoxError> {
         match step.op {
-            StepOp::Take => return self.take(at, step, store).await,
-            StepOp::Undo => self.undo(at, step, store)?,
-            StepOp::Release => {
-                let steps = self.case.steps.iter().zip(&mut self.taken);
-                let mut held = steps.filter(|(earlier, _)| earlier.holds(step));
-                drop(held.find_map(|(_, decision)| decision.take()));
-            }
-            StepOp::Settle | StepOp::Reset | StepOp::Renew | StepOp::Limit => {}
+            StepOp::Take => return self.take(at, step).await,
+            StepOp::Undo => self.undo(at, step)?,
+            StepOp::Release => self.release(step),
+            StepOp::Settle | StepOp::Reset | StepOp::Limit | StepOp::Renew => {}
         }
+        let own = self.processes.get(&*step.process);
+        let own = own.unwrap_or(&self.processes[""]);
+        match step.op {
+            StepOp::Undo | StepOp::Release => self.subject.finish(own).await,
+            StepOp::Renew => self.subject.renew(own).await,
+            _ => {}
+        }
+        let own = self.store(step);
         let read = self.charges(step.headroom, 0);
         let answer = match step.op {
             StepOp::Settle => {
                 let units = step.units.unwrap_or(0).saturating_neg();
-                store.adjust(&read[0].with_cost(1), units).await
+                own.adjust(&read[0].with_cost(1), units).await
             }
-            StepOp::Reset => store.reset(&read[0]).await,
-            StepOp::Undo => {
-                subject.finish(store).await;
-                store.take(&read).await
-            }
-            StepOp::Release => {
-                subject.finish(store).await;
-                stores.observer.take(&read).await
-            }
-            StepOp::Renew => {
-                subject.renew(store).await;
-                stores.observer.take(&read).await
-            }
-            StepOp::Take | StepOp::Limit => stores.observer.take(&read).await,
+            StepOp::Reset => own.reset(&read[0]).await,
+            StepOp::Undo => own.take(&read).await,
+            // A look of another process changes nothing.
+            _ => self.processes[""].take(&read).await,
         };
         answer.map_err(Into::into)
     }
 
-    /// Undoes the charge of an earlier step.
-    fn undo<S: Store>(&mut self, at: usize, step: &Step, store: &S) -> Result<(), BoxError> {
-        let units = step.units.map(|_| step.cost()).transpose()?;
-        let index = step.step.filter(|index| *index < at);
-        let receipt = index.and_then(|index| self.taken[index].take());
-        let (Some(index), Some(receipt)) = (index, receipt) else {
-            return Err(format!("step {at} undoes no charge").into());
-        };
-        let undone = &self.case.steps[index];
-        let mut charges = self.charges(undone.headroom, undone.cost()?);
-        charges.retain(|charge| receipt.charged(charge.rule));
-        store.undo(&charges, &receipt, units);
-        Ok(())
-    }
-
-    /// Returns a charge of each rule.
-    fn charges(&self, headroom: u32, cost: u32) -> Vec<Charge<'_>> {
-        self.case.charges(&self.rules, &self.key, headroom, cost)
-    }
-
     /// Peeks, and then takes. Fails if the peek differs from the expected result.
-    async fn take<S: Store>(
-        &self,
-        at: usize,
-        step: &Step,
-        store: &S,
-    ) -> Result<Decision, BoxError> {
+    async fn take(&self, at: usize, step: &Step) -> Result<Decision, BoxError> {
+        let store = self.store(step);
         let charges = self.charges(step.headroom, step.cost()?);
         let choices = self.case.choices();
         let all = Candidates {
@@ -198,39 +181,37 @@ impl Run<'_> {
         };
         let mut peeked = peek(store, all).await.map_err(Into::into)?.decision;
         if peeked.source() != Source::Unsupported {
-            look_at_others(store, &charges, &mut peeked)
-                .await
-                .map_err(Into::into)?;
+            look_at_others(store, &charges, &mut peeked).await?;
             self.case.check(at, step, &peeked, &self.rules)?;
         }
         let mut taken = take(store, all).await.map_err(Into::into)?.decision;
-        look_at_others(store, &charges, &mut taken)
-            .await
-            .map_err(Into::into)?;
+        look_at_others(store, &charges, &mut taken).await?;
         Ok(taken)
+    }
+
+    /// Undoes the charge of an earlier step.
+    fn undo(&mut self, at: usize, step: &Step) -> Result<(), BoxError> {
+        let units = step.units.map(|_| step.cost()).transpose()?;
+        let undone = step
+            .step
+            .and_then(|step| Some((step, self.taken.get_mut(step)?.take()?)));
+        let (undone, receipt) = undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
+        let undone = &self.case.steps[undone];
+        let mut charges = self.charges(undone.headroom, undone.cost()?);
+        charges.retain(|charge| receipt.charged(charge.rule));
+        self.store(step).undo(&charges, &receipt, units);
+        Ok(())
+    }
+
+    /// Frees the slots of an earlier step.
+    fn release(&mut self, step: &Step) {
+        let steps = self.case.steps.iter().zip(&mut self.taken);
+        let mut held = steps.filter(|(earlier, _)| earlier.holds(step));
+        drop(held.find_map(|(_, decision)| decision.take()));
     }
 }
 
 impl Case {
-    /// Opens the stores of all processes. Returns `false` if the subject has no store for another
-    /// process.
-    fn join_all<'a, S: Subject>(
-        &'a self,
-        subject: &mut S,
-        processes: &mut BTreeMap<&'a str, S::Store>,
-    ) -> bool {
-        let Some(lease) = self.lease else { return true };
-        for step in &self.steps {
-            if !processes.contains_key(&*step.process) {
-                let Some(store) = subject.join(Duration::from_nanos(lease)) else {
-                    return false;
-                };
-                processes.insert(&step.process, store);
-            }
-        }
-        true
-    }
-
     /// Compares a decision with the expected result of a step.
     fn check(
         &self,
@@ -283,10 +264,6 @@ impl Step {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// Returns the field `retry` for a wait.
 fn retry(wait: Option<Duration>, is_unknown: bool) -> Value {
     match wait {
@@ -300,13 +277,14 @@ async fn look_at_others<S: Store>(
     store: &S,
     charges: &[Charge<'_>],
     decision: &mut Decision,
-) -> Result<(), S::Error> {
+) -> Result<(), BoxError> {
     for charge in charges {
         let mut outcomes = decision.outcomes.iter();
         if !outcomes.any(|outcome| was_not_asked(outcome, charge)) {
             continue;
         }
-        let look = look_at(store, charge, decision.is_allowed()).await?;
+        let looked = look_at(store, charge, decision.is_allowed()).await;
+        let look = looked.map_err(Into::into)?;
         for outcome in &mut decision.outcomes {
             let mut its = look.outcomes().iter();
             let seen = its.find(|other| other.quota_index() == outcome.quota_index());
@@ -336,19 +314,4 @@ async fn look_at<S: Store>(
 /// Returns `true` for an outcome of an alternative that was not asked.
 fn was_not_asked(outcome: &Outcome, charge: &Charge<'_>) -> bool {
     outcome.rule() == charge.rule && outcome.is_passed_over() && !outcome.is_known()
-}
-
-/// Returns the index of the alternative of each group that a decision charged.
-fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
-    let outcomes = decision.outcomes().iter();
-    let mut paid = Vec::new();
-    for group in 1..=rules.last().map_or(0, |rule| rule.group) {
-        let mut own = rules.iter().filter(|rule| rule.group == group);
-        paid.extend(own.position(|rule| {
-            !outcomes
-                .clone()
-                .any(|other| other.rule() == rule.name && other.is_passed_over())
-        }));
-    }
-    paid
 }

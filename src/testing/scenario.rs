@@ -7,6 +7,7 @@ use serde_json::Value;
 use tower::BoxError;
 
 use crate::{
+    decision::Decision,
     key::Key,
     quota::{Algorithm, Quota},
     rule::{Choice, RuleName},
@@ -307,7 +308,7 @@ impl Case {
 }
 
 /// Returns the quotas of a rule.
-pub(super) fn quotas(rows: &[QuotaRow]) -> Result<Vec<Quota>, BoxError> {
+fn quotas(rows: &[QuotaRow]) -> Result<Vec<Quota>, BoxError> {
     rows.iter().map(QuotaRow::quota).collect()
 }
 
@@ -361,4 +362,19 @@ impl Step {
         let units = self.units.and_then(|units| u32::try_from(units).ok());
         units.ok_or_else(|| format!("invalid units: {:?}", self.units).into())
     }
+}
+
+/// Returns the index of the alternative of each group that a decision charged.
+pub(super) fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
+    let outcomes = decision.outcomes().iter();
+    let mut paid = Vec::new();
+    for group in 1..=rules.last().map_or(0, |rule| rule.group) {
+        let mut own = rules.iter().filter(|rule| rule.group == group);
+        paid.extend(own.position(|rule| {
+            !outcomes
+                .clone()
+                .any(|other| other.rule() == rule.name && other.is_passed_over())
+        }));
+    }
+    paid
 }
