@@ -107,11 +107,11 @@ impl TextForm<'_> {
         parse_time(period).map_err(|fix| self.error("period", period, fix))
     }
 
-    /// Fails for a period that only a calendar has.
+    /// Returns no quota, and fails for a period that only a calendar has.
     #[cfg(not(feature = "calendar"))]
     fn calendar(&self, _: u32, period: &str) -> Result<Option<Quota>, QuotaError> {
         const FIX: &str = "enable the feature `calendar` of tower-sluice";
-        if period.contains(" from ") || matches!(period, "month" | "months" | "year" | "years") {
+        if is_calendar(period) {
             return Err(self.error("period", period, FIX));
         }
         Ok(None)
@@ -137,6 +137,11 @@ impl TextForm<'_> {
         let value = excerpt(value);
         QuotaError(format!("quota {text}: {field} is {value}; {fix}"))
     }
+}
+
+#[cfg(not(feature = "calendar"))]
+fn is_calendar(period: &str) -> bool {
+    period.contains(" from ") || matches!(period, "month" | "months" | "year" | "years")
 }
 
 /// Reads a time such as `"10s"`, or `"min"` for one minute. The error describes the fix.

@@ -1,22 +1,14 @@
 //! Blocked keys, in a table beside the accounts.
 
-use std::{
-    sync::{
-        OnceLock,
-        atomic::{
-            AtomicU64,
-            Ordering::{Acquire, Release},
-        },
+use std::sync::{
+    OnceLock,
+    atomic::{
+        AtomicU64,
+        Ordering::{Acquire, Release},
     },
-    time::Duration,
 };
 
-use super::{ledger::Ledger, table::Table, warnings::OverflowWarning};
-use crate::{
-    decision::{Decision, Outcome, Source},
-    quota::Quota,
-    store::{Charge, nanos},
-};
+use super::{table::Table, warnings::OverflowWarning};
 
 /// The number of account slots per block slot.
 const SLOTS_PER_BLOCK: usize = 8;
@@ -54,7 +46,7 @@ impl Blocks {
     }
 
     /// Blocks a key until `until`. Returns `false` if there is no room.
-    fn add(&self, key: u64, now: u64, until: u64) -> bool {
+    pub(super) fn add(&self, key: u64, now: u64, until: u64) -> bool {
         let table = self.table.get_or_init(|| Table::new(self.slots));
         let is_kept = table.keep(key, now, until);
         if is_kept {
@@ -66,42 +58,14 @@ impl Blocks {
     }
 
     /// Returns the nanoseconds until the block of a key ends, or 0 if it is not blocked.
-    fn left(&self, key: u64, now: u64) -> u64 {
+    pub(super) fn left(&self, key: u64, now: u64) -> u64 {
         self.table.get().map_or(0, |table| table.left(key, now))
     }
-}
 
-impl Ledger {
-    pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
-        let now = self.clock.now();
-        let until = now.saturating_add(nanos(time));
-        if self.blocks.add(self.key_id(charge), now, until) {
-            Decision::new(true, now)
-        } else {
-            Decision::new(false, now).with_source(Source::Overflow)
+    /// Ends the block of a key.
+    pub(super) fn end(&self, key: u64, now: u64) {
+        if let Some(table) = self.table.get() {
+            table.end(key, now);
         }
-    }
-
-    pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
-        if let Some(table) = self.blocks.table.get() {
-            table.end(self.key_id(charge), self.clock.now());
-        }
-        Decision::allow()
-    }
-
-    /// Returns the denial of the charges if a key is blocked: for the longest of several blocks.
-    #[cold]
-    pub(super) fn blocked(&self, charges: &[Charge<'_>]) -> Option<Decision> {
-        let now = self.clock.now();
-        let deciding = charges.iter().filter(|charge| charge.may_deny());
-        let left = deciding.map(|charge| (charge, self.blocks.left(self.key_id(charge), now)));
-        let (charge, left) = left.max_by_key(|(_, left)| *left)?;
-        if left == 0 {
-            return None;
-        }
-        let limit = charge.quotas.first().map_or(1, Quota::limit);
-        let outcome = Outcome::block(charge.rule, limit, Duration::from_nanos(left));
-        let denial = Decision::new(false, now).with_blocked();
-        Some(denial.with_outcome(outcome))
     }
 }

@@ -1,11 +1,13 @@
-//! Operations other than a decision: late charges, resets and undone charges.
+//! Operations other than a decision: late charges, resets, blocks and undone charges.
+
+use std::time::Duration;
 
 use super::{accounts::Account, ledger::Ledger, table::LockedAccounts};
 use crate::{
     algorithm::{self, Evaluation, Receipt, concurrent},
-    decision::{Decision, Snapshot},
+    decision::{Decision, Snapshot, Source},
     observe::late_charge_cut,
-    store::{Charge, context::Followed},
+    store::{Charge, context::Followed, nanos},
 };
 
 impl Ledger {
@@ -55,6 +57,21 @@ impl Ledger {
             locked.reset(&mut account.at, account.quota, || self.clock.now());
             snapshot(account, locked)
         })
+    }
+
+    pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
+        let now = self.clock.now();
+        let until = now.saturating_add(nanos(time));
+        if self.blocks.add(self.key_id(charge), now, until) {
+            Decision::new(true, now)
+        } else {
+            Decision::new(false, now).with_source(Source::Overflow)
+        }
+    }
+
+    pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
+        self.blocks.end(self.key_id(charge), self.clock.now());
+        Decision::allow()
     }
 
     pub(super) fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {

@@ -1,5 +1,7 @@
 //! Decisions about any accounts, under the locks of all of them.
 
+use std::time::Duration;
+
 use super::{
     accounts::{Account, Accounts},
     held::LockedSlots,
@@ -9,7 +11,8 @@ use super::{
 };
 use crate::{
     algorithm::{self, Evaluation, gcra},
-    decision::{Decision, NEVER, Source},
+    decision::{Decision, NEVER, Outcome, Source},
+    quota::Quota,
     store::{Charge, Waiter},
 };
 
@@ -84,6 +87,22 @@ impl Ledger {
             self.record_overflow(self.clock.now());
         }
         decision
+    }
+
+    /// Returns the denial of the charges if a key is blocked: for the longest of several blocks.
+    #[cold]
+    fn blocked(&self, charges: &[Charge<'_>]) -> Option<Decision> {
+        let now = self.clock.now();
+        let deciding = charges.iter().filter(|charge| charge.may_deny());
+        let left = deciding.map(|charge| (charge, self.blocks.left(self.key_id(charge), now)));
+        let (charge, left) = left.max_by_key(|(_, left)| *left)?;
+        if left == 0 {
+            return None;
+        }
+        let limit = charge.quotas.first().map_or(1, Quota::limit);
+        let outcome = Outcome::block(charge.rule, limit, Duration::from_nanos(left));
+        let denial = Decision::new(false, now).with_blocked();
+        Some(denial.with_outcome(outcome))
     }
 
     /// Locks all accounts: the slots after the rates.

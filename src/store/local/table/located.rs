@@ -79,7 +79,7 @@ impl Located {
 
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "there are at most 2,048 groups"
+        reason = "the number is at most 2,048"
     )]
     pub(super) fn shared_group(&self) -> SharedGroup {
         SharedGroup {

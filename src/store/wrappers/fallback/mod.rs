@@ -137,8 +137,10 @@ fn finish<S: Store, P: Policy>(
     let inner = &fallback.inner;
     let is_take = matches!(op, Op::Take(_));
     let error = match answer {
-        Ok(decision) if decision.cause() == Cause::Busy => return decision,
         Ok(decision) => {
+            if decision.cause() == Cause::Busy {
+                return decision;
+            }
             // A decision without a call does not show that the inner store works.
             if is_take && decision.cause().is_answer() {
                 outages.record_success(epoch, || !inner.failure_domains(op).is_empty());
