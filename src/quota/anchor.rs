@@ -33,21 +33,28 @@ pub(super) struct Anchor {
 
 /// Returns the index of a time zone, or `None` for a zone that has no text form.
 fn index(zone: &TimeZone) -> Option<u16> {
+    let known = position(&ZONES.read(), zone);
+    let at = known.or_else(|| add(zone))?;
+    u16::try_from(at).ok()
+}
+
+fn position(zones: &[TimeZone], zone: &TimeZone) -> Option<usize> {
+    zones.iter().position(|known| known == zone)
+}
+
+/// Adds a time zone, if it has a text form and there is room.
+fn add(zone: &TimeZone) -> Option<usize> {
     let has_text = zone.iana_name().is_some()
         || zone
             .to_fixed_offset()
             .is_ok_and(|offset| offset.seconds() % 60 == 0);
-    let find = |zones: &[TimeZone]| zones.iter().position(|known| known == zone);
-    let known = find(&ZONES.read());
-    let at = known.or_else(|| {
-        let mut zones = ZONES.write();
-        let at = find(&zones).unwrap_or(zones.len());
-        if at == zones.len() && at < MAX_ZONES && has_text && !zone.is_unknown() {
-            zones.push(zone.clone());
-        }
-        (at < zones.len()).then_some(at)
-    });
-    at.and_then(|at| u16::try_from(at).ok())
+    let mut zones = ZONES.write();
+    let known = position(&zones, zone);
+    if known.is_some() || zones.len() >= MAX_ZONES || !has_text || zone.is_unknown() {
+        return known;
+    }
+    zones.push(zone.clone());
+    Some(zones.len() - 1)
 }
 
 impl Anchor {
