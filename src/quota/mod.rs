@@ -122,7 +122,7 @@ pub struct Quota {
     /// `true` for an [adaptive](crate::rule::Adaptive) limit.
     sheds: bool,
     /// `true` for the [share](crate::Rule::fair_by) of a client.
-    is_part: bool,
+    is_client_share: bool,
     /// The anchor of calendar periods, if the quota counts in them.
     anchor: Option<Anchor>,
     /// Identifies the account of the quota within those of a rule and a key. A part of a quota keeps
@@ -243,7 +243,7 @@ impl Quota {
             name: None,
             unit: None,
             sheds: false,
-            is_part: false,
+            is_client_share: false,
             anchor: None,
             address: QuotaAddress::BLOCKED,
         }

@@ -14,7 +14,7 @@ impl Quota {
         if self.is_blocked() || of.instances == NonZeroU32::MIN {
             return *self;
         }
-        if self.is_part {
+        if self.is_client_share {
             return self.slower(of.instances);
         }
         let burst = of.of_burst(self.burst);
@@ -77,7 +77,7 @@ impl Quota {
 
     /// Returns the share of a client with a weight, of all weights: its part of the rate, with a burst of
     /// half a second that has at least `cost` units. Its late charges have the limit of the pool's.
-    pub(crate) fn part(&self, weight: u32, of: u64, cost: u32) -> Self {
+    pub(crate) fn client_share(&self, weight: u32, of: u64, cost: u32) -> Self {
         let longest = MAX_REFILL / u64::from(cost.max(1));
         let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
@@ -88,7 +88,7 @@ impl Quota {
             burst,
             period: interval,
             interval,
-            is_part: true,
+            is_client_share: true,
             address: self.address,
             ..Self::blocked()
         };
@@ -97,8 +97,8 @@ impl Quota {
     }
 
     /// Returns `true` for the share of a client.
-    pub(crate) fn is_part(&self) -> bool {
-        self.is_part
+    pub(crate) fn is_client_share(&self) -> bool {
+        self.is_client_share
     }
 
     /// Returns the share of a client in one of `n` processes, whose pool is smaller as well.

@@ -177,8 +177,12 @@ where
         let mut outcomes = decided.outcomes();
         for charge in charges {
             // The share of a client keeps its burst.
-            let is_part = charge.quotas.iter().any(Quota::is_part);
-            let instances = if is_part { 1 } else { self.instances.count() };
+            let is_client_share = charge.quotas.iter().any(Quota::is_client_share);
+            let instances = if is_client_share {
+                1
+            } else {
+                self.instances.count()
+            };
             let own;
             (own, outcomes) = outcomes.split_at(charge.charged_quotas().count());
             let followed = Followed {
