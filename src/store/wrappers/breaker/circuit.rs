@@ -16,6 +16,10 @@ use crate::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
+/// The values of the metric of the state.
+const CLOSED: u8 = 0;
+const PROBING: u8 = 1;
+const OPEN: u8 = 2;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BreakerConfig {
@@ -135,7 +139,7 @@ impl FailureDomain {
         circuit.set(CircuitState::Probing);
         let permit = self.permit(circuit.epoch);
         drop(circuit);
-        self.report(1);
+        self.report(PROBING);
         Ok(permit)
     }
 
@@ -155,7 +159,7 @@ impl FailureDomain {
             ..Circuit::default()
         };
         drop(circuit);
-        self.report(0);
+        self.report(CLOSED);
         if should_log {
             info!("the breaker of a store closed: {} {what}", self.name());
         }
@@ -165,7 +169,7 @@ impl FailureDomain {
         let time = circuit.open(config, now);
         let should_log = circuit.log.should_log_failure();
         drop(circuit);
-        self.report(2);
+        self.report(OPEN);
         if should_log {
             let name = self.name();
             warn!("the breaker of a store opened: {name} failed and is not called for {time:?}");
@@ -268,7 +272,7 @@ impl Drop for Permit {
                 until: Instant::now(),
             });
             drop(circuit);
-            self.domain.report(2);
+            self.domain.report(OPEN);
         }
     }
 }
