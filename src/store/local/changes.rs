@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{accounts::Account, ledger::Ledger, table::LockedAccounts};
 use crate::{
-    algorithm::{self, Evaluation, Receipt, concurrent},
+    algorithm::{self, Adjusted, Evaluation, Receipt, concurrent},
     decision::{Decision, Snapshot, Source},
     observe::late_charge_cut,
     store::{Charge, context::Followed, nanos},
@@ -21,21 +21,14 @@ impl Ledger {
         let mut cut = None;
         let mut overflowed = false;
         let decision = self.each(charge, |account, locked| {
-            let quota = account.quota;
-            let now = locked.now;
             let units = match followed {
                 Some(followed) => followed.late(account.at.quota_index, snapshot(account, locked)),
                 None => units,
             };
-            if !takes(account, units) {
-                return snapshot(account, locked);
-            }
             overflowed |= units > 0 && locked.overflowed;
-            let adjusted = locked.update(&mut account.at, quota, |state| {
-                algorithm::adjust(state, quota, now, units)
-            });
+            let adjusted = adjust(account, locked, units);
             if adjusted.is_cut {
-                cut = Some(quota);
+                cut = Some(account.quota);
             }
             adjusted.snapshot
         });
@@ -130,12 +123,21 @@ impl Ledger {
     }
 }
 
-/// Returns `true` if an account takes a late charge of `units`, or a refund if `units` is negative.
-///
-/// A new account is full, unless it has `initial` units. A shared one has the charges of other keys.
-fn takes(account: &Account<'_>, units: i64) -> bool {
-    let opens = account.quota.initial().is_some() && account.at.has_room();
-    units > 0 || units < 0 && (account.at.has_slot() || opens)
+/// Charges `units` to an account, or refunds units if `units` is negative.
+fn adjust(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>, units: i64) -> Adjusted {
+    let quota = account.quota;
+    let now = locked.now;
+    let opens = quota.initial().is_some() && account.at.has_room();
+    if units == 0 || units < 0 && !account.at.has_slot() && !opens {
+        // A new account is full, and a shared one has the charges of other keys.
+        return Adjusted {
+            snapshot: snapshot(account, locked),
+            is_cut: false,
+        };
+    }
+    locked.update(&mut account.at, quota, |state| {
+        algorithm::adjust(state, quota, now, units)
+    })
 }
 
 /// Returns the snapshot of an account.

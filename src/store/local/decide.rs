@@ -273,14 +273,7 @@ fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evalua
 fn deny_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce() -> u64) {
     let all = &mut *accounts.distinct;
     if let Some(slots) = &mut locked.slots {
-        let now = clock();
-        if locked.effect == Effect::Charge {
-            slots::record_denials(all, slots, now);
-        }
-        slots::estimate_waits(all, slots, now);
-        if locked.effect == Effect::Charge {
-            slots::join_queue(all, slots);
-        }
+        deny_slots(all, slots, locked.effect, clock());
     }
     // The waits of a denial are those of callers that do not queue.
     for index in 0..all.len() {
@@ -293,6 +286,16 @@ fn deny_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl Fn
         for account in &mut accounts.distinct {
             open(account, &mut locked.rates);
         }
+    }
+}
+
+fn deny_slots(all: &mut [Account<'_>], slots: &mut LockedSlots<'_>, effect: Effect, now: u64) {
+    if effect == Effect::Charge {
+        slots::record_denials(all, slots, now);
+    }
+    slots::estimate_waits(all, slots, now);
+    if effect == Effect::Charge {
+        slots::join_queue(all, slots);
     }
 }
 

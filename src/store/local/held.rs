@@ -90,14 +90,11 @@ impl HeldSlots {
             called: Vec::new(),
             left: None,
         };
-        let mut next = ids.clone().map(|id| self.index(id)).min();
+        let indexes = ids.clone().map(|id| self.index(id));
+        let mut next = indexes.clone().min();
         while let Some(index) = next {
             locked.shards.push((index, self.at(index).lock()));
-            next = ids
-                .clone()
-                .map(|id| self.index(id))
-                .filter(|other| *other > index)
-                .min();
+            next = indexes.clone().filter(|other| *other > index).min();
         }
         if let Some(waiter) = waiter {
             locked.leave_queue(waiter);

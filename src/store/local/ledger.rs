@@ -73,22 +73,11 @@ impl Ledger {
         }
     }
 
-    /// Decides, and passes the decision to `then`.
+    /// Decides at a reading of the clock, which slots alone do not need. Passes the decision to `then`.
     ///
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
     pub(super) fn take<T>(
-        &self,
-        charges: &[Charge<'_>],
-        context: &Context<'_>,
-        then: impl FnOnce(Decision) -> T,
-    ) -> T {
-        self.take_at(charges, context, || self.clock.now(), then)
-    }
-
-    /// Decides at a reading of the clock. For slots alone, no reading is needed.
-    #[inline(always)]
-    fn take_at<T>(
         &self,
         charges: &[Charge<'_>],
         context: &Context<'_>,
@@ -208,7 +197,7 @@ impl Ledger {
         Some(())
     }
 
-    /// Decides on quotas that are not one plain rule, nor slots with at most one plain rate.
+    /// Decides on all other charges.
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], context: &Context<'_>, now: u64) -> Decision {
         if let [charge] = charges
@@ -454,8 +443,12 @@ mod tests {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
                 assert!(
-                    ledger.take(&[charge], &Context::default(), |decision| decision
-                        .is_allowed()),
+                    ledger.take(
+                        &[charge],
+                        &Context::default(),
+                        || ledger.clock.now(),
+                        |decision| decision.is_allowed()
+                    ),
                     "{algorithm:?}"
                 );
             };
@@ -503,7 +496,7 @@ mod tests {
             for charges in of {
                 let ledger = ledger();
                 for behind in [0, 3, 7] {
-                    let decision = ledger.take_at(
+                    let decision = ledger.take(
                         &charges,
                         &Context::default(),
                         || 10 * SECOND - behind,
@@ -515,7 +508,7 @@ mod tests {
                     );
                 }
                 let denied =
-                    ledger.take_at(&charges, &Context::default(), || 10 * SECOND - 9, |it| it);
+                    ledger.take(&charges, &Context::default(), || 10 * SECOND - 9, |it| it);
                 assert!(!denied.is_allowed(), "{algorithm:?} has three units");
             }
         }
@@ -530,7 +523,7 @@ mod tests {
         for behind in [0, 1, 5] {
             assert!(
                 ledger
-                    .take_at(
+                    .take(
                         &[charge],
                         &Context::default(),
                         || 10 * SECOND - behind,
@@ -542,7 +535,7 @@ mod tests {
         }
         assert!(
             !ledger
-                .take_at(&[charge], &Context::default(), || 10 * SECOND - 5, |it| it)
+                .take(&[charge], &Context::default(), || 10 * SECOND - 5, |it| it)
                 .is_allowed()
         );
     }
@@ -558,13 +551,13 @@ mod tests {
         let ledger = Ledger::new(clock, 64);
         assert!(
             ledger
-                .take_at(&charge, &Context::default(), || 0, |it| it)
+                .take(&charge, &Context::default(), || 0, |it| it)
                 .is_allowed()
         );
         mock.increment(SECOND);
         assert!(
             ledger
-                .take_at(&charge, &Context::default(), || SECOND - 1, |it| it)
+                .take(&charge, &Context::default(), || SECOND - 1, |it| it)
                 .is_allowed()
         );
     }
@@ -602,10 +595,9 @@ mod tests {
                 for behind in [1, 3, SECOND / 4 + 1, 2 * SECOND] {
                     let ledger = ledger();
                     let unused = rows(&ledger, &charges);
-                    let first =
-                        ledger.take_at(&charges, &Context::default(), || 10 * SECOND, |it| it);
+                    let first = ledger.take(&charges, &Context::default(), || 10 * SECOND, |it| it);
                     let before = rows(&ledger, &charges);
-                    let late = ledger.take_at(
+                    let late = ledger.take(
                         &charges,
                         &Context::default(),
                         || 10 * SECOND - behind,
@@ -658,7 +650,7 @@ mod tests {
                                     0
                                 };
                                 let now = ledger.clock.now() - late * MILLIS;
-                                passed += u32::from(ledger.take_at(
+                                passed += u32::from(ledger.take(
                                     &charge,
                                     &Context::default(),
                                     || now,

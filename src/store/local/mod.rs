@@ -203,10 +203,14 @@ impl Store for LocalStore {
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let decision = match op {
             Op::Take(charges) => {
+                let clock = &self.ledger.clock;
                 // Answered in place, because moving a decision is slow.
-                return self
-                    .ledger
-                    .take(charges, context, |decision| Answer::Now(Ok(decision)));
+                return self.ledger.take(
+                    charges,
+                    context,
+                    || clock.now(),
+                    |decision| Answer::Now(Ok(decision)),
+                );
             }
             Op::Peek(charges) => self.ledger.peek(charges, self.ledger.clock.now()),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units, context.followed),

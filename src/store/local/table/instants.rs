@@ -66,9 +66,9 @@ impl<'a, const N: usize> LockedInstants<'a, N> {
     /// instant.
     #[inline(always)]
     fn find(&mut self, ids: [u64; N]) -> Option<()> {
-        for at in 0..N {
+        for (at, id) in ids.into_iter().enumerate() {
             let set = self.sets[self.locks[at]].as_mut()?;
-            if let Some(slot) = set.find(ids[at]) {
+            if let Some(slot) = set.find(id) {
                 self.slots[at] = slot;
                 self.states[at] = *set.instant(slot)?;
             }
@@ -79,11 +79,11 @@ impl<'a, const N: usize> LockedInstants<'a, N> {
     /// Assigns free slots to new accounts. Returns `None` if there is none, or debt.
     #[inline(always)]
     fn claim_slots(&mut self, ids: [u64; N], now: u64) -> Option<()> {
-        for at in 0..N {
+        for (at, id) in ids.into_iter().enumerate() {
             let lock = self.locks[at];
             let set = self.sets[lock].as_mut()?;
             if self.slots[at] == WAYS {
-                self.slots[at] = set.claim_without_debt(ids[at], now, |slot| {
+                self.slots[at] = set.claim_without_debt(id, now, |slot| {
                     (0..N).any(|n| self.locks[n] == lock && self.slots[n] == slot)
                 })?;
             }
@@ -94,9 +94,9 @@ impl<'a, const N: usize> LockedInstants<'a, N> {
     /// Replaces the states, and unlocks the accounts.
     #[inline(always)]
     pub(crate) fn store(mut self, states: [u64; N]) {
-        for at in 0..N {
+        for (at, state) in states.into_iter().enumerate() {
             if let Some(set) = &mut self.sets[self.locks[at]] {
-                set.expires_at[self.slots[at] % WAYS] = states[at];
+                set.expires_at[self.slots[at] % WAYS] = state;
             }
         }
     }
