@@ -295,7 +295,7 @@ impl<S: Store> Leased<S> {
     clippy::large_enum_variant,
     reason = "a decision is moved to the caller at once"
 )]
-enum Step<S: Store + 'static> {
+enum NextStep<S: Store + 'static> {
     /// A lease admits the call.
     Admit(Decision),
     /// This lease has ended, so its units are returned. Then the call starts again.
@@ -317,26 +317,28 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         waits: u8,
     ) -> Answer<Later<S>> {
         match self.next_step(charges) {
-            Step::Admit(decision) => Answer::Now(Ok(decision)),
-            Step::Return(lease) => {
+            NextStep::Admit(decision) => Answer::Now(Ok(decision)),
+            NextStep::Return(lease) => {
                 lease.return_units(&*self.inner, self.table.now());
                 drop(lease);
                 self.take(charges, context, waits)
             }
-            Step::Borrow(borrow) => borrow.run(charges, context),
-            Step::Wait(operation) if waits < MAX_WAITS && operation.start.elapsed() < MAX_WAIT => {
+            NextStep::Borrow(borrow) => borrow.run(charges, context),
+            NextStep::Wait(operation)
+                if waits < MAX_WAITS && operation.start.elapsed() < MAX_WAIT =>
+            {
                 self.wait(operation, charges, context, waits)
             }
-            Step::Wait(_) | Step::Bypass => {
+            NextStep::Wait(_) | NextStep::Bypass => {
                 self.inner.call(Op::Take(charges), context).then(identity)
             }
         }
     }
 
     /// Chooses the next step of a call, and counts the call.
-    fn next_step(self: &Arc<Self>, charges: &[Charge<'_>]) -> Step<S> {
+    fn next_step(self: &Arc<Self>, charges: &[Charge<'_>]) -> NextStep<S> {
         if !are_borrowable(charges, &self.shares.percent) {
-            return Step::Bypass;
+            return NextStep::Bypass;
         }
         let key = self.table.key(charges);
         let now = self.table.now();
@@ -345,20 +347,20 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
             entries.add(key, HotCall::default(), HotCall::rank);
         }
         let Some(call) = entries.of(key).next() else {
-            return Step::Bypass;
+            return NextStep::Bypass;
         };
         if let Some(decision) = call.admit(charges, now, self.table.max_age) {
-            return Step::Admit(decision);
+            return NextStep::Admit(decision);
         }
         if let Some(lease) = call.end_lease(now) {
-            return Step::Return(lease);
+            return NextStep::Return(lease);
         }
         call.count(1.0, now);
         if let Some(operation) = call.borrow_operation() {
-            return Step::Wait(operation);
+            return NextStep::Wait(operation);
         }
         self.borrow(key, call, charges)
-            .map_or(Step::Bypass, Step::Borrow)
+            .map_or(NextStep::Bypass, NextStep::Borrow)
     }
 
     /// Asks again after another call has borrowed units.
