@@ -21,7 +21,7 @@ impl Quota {
         if burst == 0 {
             return self.without_units();
         }
-        let share = Self {
+        let mut share = Self {
             burst,
             soft: of.of(self.soft),
             algorithm: self.algorithm.share(of),
@@ -34,26 +34,22 @@ impl Quota {
                 ..share
             };
         }
-        let share = share.with_rate_of(self, of);
-        share.having_max_debt(self.max_debt.map(|units| of.of(units)))
+        share.set_rate_of(self, of);
+        share.set_max_debt(self.max_debt.map(|units| of.of(units)));
+        share
     }
 
     /// Sets the rate to the part of that of `whole`.
-    fn with_rate_of(self, whole: &Self, of: Part) -> Self {
-        let longest = MAX_REFILL / self.raised_limit();
+    fn set_rate_of(&mut self, whole: &Self, of: Part) {
         if self.algorithm.is_window() {
-            return Self {
-                units: self.burst,
-                interval: self.period.div_ceil(self.burst.into()).min(longest),
-                ..self
-            };
+            self.units = self.burst;
+            self.interval = self.period.div_ceil(self.burst.into());
+        } else {
+            // Without a unit of the burst, a process refills nothing either.
+            let holders = of.holders(whole.burst);
+            self.interval = whole.interval.saturating_mul(holders.into());
         }
-        // Without a unit of the burst, a process refills nothing either.
-        let holders = of.holders(whole.burst).into();
-        Self {
-            interval: whole.interval.saturating_mul(holders).min(longest),
-            ..self
-        }
+        self.interval = self.interval.min(MAX_REFILL / self.raised_limit());
     }
 
     /// Returns a quota that denies all requests, with the account and the names of this one.
@@ -67,12 +63,9 @@ impl Quota {
     }
 
     /// Sets the maximum debt, which is lowered to the longest that is valid.
-    fn having_max_debt(self, units: Option<u32>) -> Self {
+    fn set_max_debt(&mut self, units: Option<u32>) {
         let longest = u32::try_from(self.longest_debt()).unwrap_or(u32::MAX);
-        Self {
-            max_debt: units.map(|units| units.min(longest)),
-            ..self
-        }
+        self.max_debt = units.map(|units| units.min(longest));
     }
 
     /// Returns the share of a client with a weight, of all weights: its part of the rate, with a burst of
@@ -83,7 +76,7 @@ impl Quota {
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
         let half_second = (SECOND / 2).div_ceil(interval);
         let burst = u32::try_from(half_second).unwrap_or(u32::MAX).max(cost);
-        let share = Self {
+        let mut share = Self {
             units: 1,
             burst,
             period: interval,
@@ -93,7 +86,8 @@ impl Quota {
             ..Self::blocked()
         };
         let debt = self.late_limit().saturating_sub(burst.into());
-        share.having_max_debt(Some(u32::try_from(debt).unwrap_or(u32::MAX)))
+        share.set_max_debt(Some(u32::try_from(debt).unwrap_or(u32::MAX)));
+        share
     }
 
     /// Returns `true` for the share of a client.
@@ -105,12 +99,13 @@ impl Quota {
     fn slower(&self, n: NonZeroU32) -> Self {
         let interval = self.interval.saturating_mul(u64::from(n.get()));
         let interval = interval.min(MAX_REFILL / u64::from(self.burst.max(1)));
-        let share = Self {
+        let mut share = Self {
             period: interval,
             interval,
             ..*self
         };
-        share.having_max_debt(self.max_debt)
+        share.set_max_debt(self.max_debt);
+        share
     }
 }
 
