@@ -117,9 +117,9 @@ impl Ledger {
     /// Charges a unit, if it fits.
     pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
         if !self.beside
-            && let Some(locked) = self.table.lock_instants([id], now)
+            && let Some(([tat], locked)) = self.table.lock_instants([id], now)
         {
-            let new = self.step(locked.states[0], now)?;
+            let new = self.step(tat, now)?;
             locked.store([new]);
             return Some(Charged::Own(new));
         }
@@ -133,9 +133,9 @@ impl Ledger {
     /// Charges a unit of each account, if both fit.
     pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
         if !self.beside
-            && let Some(locked) = self.table.lock_instants(ids, now)
+            && let Some((tats, locked)) = self.table.lock_instants(ids, now)
         {
-            let new = locked.states.map(|tat| self.step(tat, now));
+            let new = tats.map(|tat| self.step(tat, now));
             let [Some(one), Some(other)] = new else { return false };
             locked.store([one, other]);
             return true;

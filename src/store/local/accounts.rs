@@ -151,21 +151,27 @@ pub(super) fn report<'a>(
     let mut overage = false;
     let mut wait = 0;
     for demand in demands.clone().filter(|demand| !demand.report_only) {
-        allowed &= demand.evaluation.allowed;
-        overage |= demand.evaluation.overage;
-        wait = wait.max(demand.evaluation.wait);
+        let by = demand.evaluation;
+        allowed &= by.allowed;
+        overage |= by.overage;
+        wait = wait.max(by.wait);
     }
     decision.allowed = allowed;
     decision.at = now;
     decision.charged_at = now;
     decision.overage = allowed && overage;
     decision.wait = if allowed { wait } else { 0 };
-    for demand in demands {
-        let snapshot = demand.evaluation.snapshot;
-        let outcome = Outcome::with(demand.rule, demand.quota_index, snapshot);
+    for Evaluated {
+        rule,
+        quota_index,
+        report_only,
+        evaluation,
+    } in demands
+    {
+        let outcome = Outcome::with(rule, quota_index, evaluation.snapshot);
         decision
             .outcomes
-            .push(outcome.with_report_only(demand.report_only));
+            .push(outcome.with_report_only(report_only));
     }
 }
 

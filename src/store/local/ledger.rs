@@ -123,8 +123,7 @@ impl Ledger {
         if self.blocks.may_have(now) {
             return None;
         }
-        let locked = self.table.lock_instants(self.plain_ids(all), now)?;
-        let old = locked.states;
+        let (old, locked) = self.table.lock_instants(self.plain_ids(all), now)?;
         let mut new = old;
         let mut evaluations = [Evaluation::at_once(false); N];
         let mut retry_ns = 0;
@@ -182,8 +181,7 @@ impl Ledger {
             return slots::take(self.held.shard(id), id, charge, demand, decision);
         };
         let rate_id = quota_id(key, rate.address());
-        let locked = self.table.lock_instants([rate_id], now)?;
-        let [old] = locked.states;
+        let ([old], locked) = self.table.lock_instants([rate_id], now)?;
         let (tat, by) = gcra::take(old, rate, now, demand);
         if !by.allowed {
             return None;
@@ -205,26 +203,17 @@ impl Ledger {
         {
             return self.hold(charge);
         }
-        if let Some(decision) = self.take_plain_quotas::<2>(charges, now) {
-            return decision;
+        if let Some(two) = plain_rules::<2>(charges).or_else(|| plain_quotas(charges))
+            && let Some(by) = self.take_plain(&two, charges, now)
+        {
+            return plain_decision(&two, &by, now);
         }
-        if let Some(decision) = self.take_plain_quotas::<3>(charges, now) {
-            return decision;
+        if let Some(three) = plain_rules::<3>(charges).or_else(|| plain_quotas(charges))
+            && let Some(by) = self.take_plain(&three, charges, now)
+        {
+            return plain_decision(&three, &by, now);
         }
         self.decide(charges, context.waiter, now)
-    }
-
-    /// Charges `N` plain quotas, if the charges are to these alone. See
-    /// [`take_plain`](Self::take_plain).
-    #[inline(always)]
-    fn take_plain_quotas<const N: usize>(
-        &self,
-        charges: &[Charge<'_>],
-        now: u64,
-    ) -> Option<Decision> {
-        let all = plain_rules::<N>(charges).or_else(|| plain_quotas(charges))?;
-        let by = self.take_plain(&all, charges, now)?;
-        Some(plain_decision(&all, &by, now))
     }
 
     /// Holds slots that a request holds in another store.
@@ -385,6 +374,7 @@ fn plain_decision<const N: usize>(
     evaluations: &[Evaluation; N],
     now: u64,
 ) -> Decision {
+    let mut decision = Decision::new(true, now);
     let demands = quotas.iter().zip(evaluations);
     let demands = demands.map(|(plain, evaluation)| Evaluated {
         rule: plain.charge.rule,
@@ -392,7 +382,6 @@ fn plain_decision<const N: usize>(
         report_only: plain.charge.report_only,
         evaluation,
     });
-    let mut decision = Decision::new(true, now);
     report(demands, now, &mut decision);
     decision
 }

@@ -7,18 +7,20 @@ use crate::store::sync::{MutexGuard, WAYS};
 
 /// The locked accounts of a decision, whose states are single instants.
 pub(crate) struct LockedInstants<'a, const N: usize> {
-    /// The state of each account, which is 0 for a new one.
-    pub(crate) states: [u64; N],
-    /// The slot of each account, or [`WAYS`] before it has one.
-    slots: [usize; N],
-    /// For each account, the index in `sets` of the lock of its set.
-    locks: [usize; N],
     /// The locked sets. Accounts of one set have the lock of the first of them.
     sets: [Option<MutexGuard<'a, Set>>; N],
+    places: [InstantPlace; N],
+}
+
+#[derive(Clone, Copy)]
+struct InstantPlace {
+    /// The index in [`LockedInstants::sets`].
+    lock: usize,
+    slot: usize,
 }
 
 impl Table {
-    /// Locks accounts with different ids.
+    /// Locks accounts with different ids, and returns their states. The state of a new account is 0.
     ///
     /// Returns `None` if a state is more than one instant, or if a new account has no free slot or
     /// may start with debt.
@@ -27,76 +29,58 @@ impl Table {
         &self,
         ids: [u64; N],
         now: u64,
-    ) -> Option<LockedInstants<'_, N>> {
-        let mut locked = LockedInstants::lock(self, ids);
-        locked.find(ids)?;
-        if locked.slots.contains(&WAYS) {
-            locked.claim_slots(ids, now)?;
+    ) -> Option<([u64; N], LockedInstants<'_, N>)> {
+        let mut indexes = [0; N];
+        let mut order = [0; N];
+        for at in 0..N {
+            indexes[at] = self.index(ids[at]);
+            order[at] = at;
         }
-        Some(locked)
+        order.sort_unstable_by_key(|at| indexes[*at]);
+        let mut sets = [const { None }; N];
+        let mut lock = [0; N];
+        for (n, at) in order.into_iter().enumerate() {
+            let is_locked = n > 0 && indexes[order[n - 1]] == indexes[at];
+            lock[at] = if is_locked { lock[order[n - 1]] } else { at };
+            if !is_locked {
+                sets[at] = Some(self.sets[indexes[at]].0.lock());
+            }
+        }
+        let mut slots = [WAYS; N];
+        let mut states = [0; N];
+        let mut are_known = true;
+        for at in 0..N {
+            let set: &mut MutexGuard<'_, Set> = sets[lock[at]].as_mut()?;
+            match set.find(ids[at]) {
+                Some(slot) => (slots[at], states[at]) = (slot, *set.instant(slot)?),
+                None => are_known = false,
+            }
+        }
+        if !are_known {
+            for at in 0..N {
+                let set = sets[lock[at]].as_mut()?;
+                if slots[at] == WAYS {
+                    slots[at] = set.claim_without_debt(ids[at], now, |slot| {
+                        (0..N).any(|n| lock[n] == lock[at] && slots[n] == slot)
+                    })?;
+                }
+            }
+        }
+        let places = array::from_fn(|at| InstantPlace {
+            lock: lock[at],
+            slot: slots[at],
+        });
+        Some((states, LockedInstants { sets, places }))
     }
 }
 
-impl<'a, const N: usize> LockedInstants<'a, N> {
-    /// Locks the sets of the accounts, in ascending order.
-    #[inline(always)]
-    fn lock(table: &'a Table, ids: [u64; N]) -> Self {
-        let indexes = ids.map(|id| table.index(id));
-        let mut order: [usize; N] = array::from_fn(|at| at);
-        order.sort_unstable_by_key(|at| indexes[*at]);
-        let mut locks = [0; N];
-        let mut sets = [const { None }; N];
-        for (n, at) in order.into_iter().enumerate() {
-            if n > 0 && indexes[order[n - 1]] == indexes[at] {
-                locks[at] = locks[order[n - 1]];
-            } else {
-                locks[at] = at;
-                sets[at] = Some(table.sets[indexes[at]].0.lock());
-            }
-        }
-        Self {
-            states: [0; N],
-            slots: [WAYS; N],
-            locks,
-            sets,
-        }
-    }
-
-    /// Finds the slots and the states of known accounts. Returns `None` if a state is more than one
-    /// instant.
-    #[inline(always)]
-    fn find(&mut self, ids: [u64; N]) -> Option<()> {
-        for (at, id) in ids.into_iter().enumerate() {
-            let set = self.sets[self.locks[at]].as_mut()?;
-            if let Some(slot) = set.find(id) {
-                self.slots[at] = slot;
-                self.states[at] = *set.instant(slot)?;
-            }
-        }
-        Some(())
-    }
-
-    /// Assigns free slots to new accounts. Returns `None` if there is none, or debt.
-    #[inline(always)]
-    fn claim_slots(&mut self, ids: [u64; N], now: u64) -> Option<()> {
-        for (at, id) in ids.into_iter().enumerate() {
-            let lock = self.locks[at];
-            let set = self.sets[lock].as_mut()?;
-            if self.slots[at] == WAYS {
-                self.slots[at] = set.claim_without_debt(id, now, |slot| {
-                    (0..N).any(|n| self.locks[n] == lock && self.slots[n] == slot)
-                })?;
-            }
-        }
-        Some(())
-    }
-
+impl<const N: usize> LockedInstants<'_, N> {
     /// Replaces the states, and unlocks the accounts.
     #[inline(always)]
     pub(crate) fn store(mut self, states: [u64; N]) {
-        for (at, state) in states.into_iter().enumerate() {
-            if let Some(set) = &mut self.sets[self.locks[at]] {
-                set.expires_at[self.slots[at] % WAYS] = state;
+        for (place, state) in self.places.into_iter().zip(states) {
+            if let Some(set) = &mut self.sets[place.lock] {
+                set.expires_at[place.slot % WAYS] = state;
             }
         }
     }
