@@ -123,7 +123,16 @@ impl Ledger {
         if self.blocks.may_have(now) {
             return None;
         }
-        let (old, locked) = self.table.lock_instants(self.plain_ids(all), now)?;
+        let mut ids = [0; N];
+        let mut key = 0;
+        for at in 0..N {
+            let PlainQuota { charge, index, .. } = all[at];
+            if at == 0 || !ptr::eq(charge, all[at - 1].charge) {
+                key = self.key_id(charge);
+            }
+            ids[at] = quota_id(key, QuotaAddress::at(charge.quotas, index));
+        }
+        let (old, locked) = self.table.lock_instants(ids, now)?;
         let mut new = old;
         let mut evaluations = [Evaluation::at_once(false); N];
         let mut retry_ns = 0;
@@ -140,26 +149,10 @@ impl Ledger {
             return Some(evaluations);
         }
         drop(locked);
-        if self.later(charges, now, retry_ns).is_some() {
-            return None;
-        }
         deny_plain(all, old, now, &mut evaluations);
-        Some(evaluations)
-    }
-
-    /// Returns the ids of the accounts of plain quotas.
-    #[inline(always)]
-    fn plain_ids<const N: usize>(&self, all: &[PlainQuota<'_>; N]) -> [u64; N] {
-        let mut ids = [0; N];
-        let mut key = 0;
-        for at in 0..N {
-            let PlainQuota { charge, index, .. } = all[at];
-            if at == 0 || !ptr::eq(charge, all[at - 1].charge) {
-                key = self.key_id(charge);
-            }
-            ids[at] = quota_id(key, QuotaAddress::at(charge.quotas, index));
-        }
-        ids
+        self.later(charges, now, retry_ns)
+            .is_none()
+            .then_some(evaluations)
     }
 
     /// Takes the slots of a rule, which may also have a plain rate, if all are free. Returns `None` for
