@@ -621,51 +621,20 @@ impl<S: Store> Limiter<S> {
         let key = key.into();
         let quotas = quotas.as_ref();
         async move {
-            let plain = Charge::new(self.name, &key, quotas).with_cost(cost);
-            let queueing = plain.with_max_wait(Duration::MAX);
-            let supported = self.store.supports(&[queueing]).is_ok();
-            let charge = if supported { queueing } else { plain };
-            let has_slots = quotas.iter().any(Quota::is_concurrent);
-            let waiter = (has_slots && charge.queues()).then(Waiter::new);
-            let mut pending = WaitingCharge {
-                store: &self.store,
-                charge,
-                waiter,
-                taken: None,
-            };
+            let charge = Charge::new(self.name, &key, quotas).with_cost(cost);
+            let mut call = WaitingCharge::new(&self.store, charge);
             loop {
-                let context = store::Context::default().with_waiter(pending.waiter.as_ref());
-                let answer = self.store.call(Op::Take(&[charge]), &context);
-                let decision = answer.await.map_err(NotReady::Store)?;
+                let decision = call.take().await?;
                 if decision.is_allowed() {
-                    let wait = decision.wait();
-                    pending.taken = Some(decision);
-                    if !wait.is_zero() {
-                        pending.leave_queue().wait_for(wait).await;
-                    }
-                    return pending.taken.take().ok_or(NotReady::Never);
+                    return call.wait_for_turn(decision).await;
                 }
-                if let Some(waiter) = &pending.waiter
-                    && let Some(max_wait) = waiter.take_max_wait()
-                {
-                    waiter.wait_for(max_wait).await;
+                if let Some(max_wait) = call.time_in_queue() {
+                    call.waiter().wait_for(max_wait).await;
                     continue;
                 }
-                let wait = decision
-                    .exact_retry_after()
-                    .filter(|_| !charge.takes_several_slots());
-                let Some(wait) = wait else {
-                    let is_unknown = decision
-                        .binding()
-                        .is_some_and(|outcome| outcome.retry_ns() != NEVER);
-                    return Err(if is_unknown {
-                        NotReady::UnknownWait
-                    } else {
-                        NotReady::Never
-                    });
-                };
+                let wait = call.retry_after(&decision)?;
                 // A block or a rate denies this call, and others may take the slots while it sleeps.
-                pending.leave_queue().wait_for(wait).await;
+                call.leave_queue().wait_for(wait).await;
             }
         }
     }
@@ -788,10 +757,65 @@ struct WaitingCharge<'a, S: Store> {
     taken: Option<Decision>,
 }
 
-impl<S: Store> WaitingCharge<'_, S> {
+impl<'a, S: Store> WaitingCharge<'a, S> {
+    /// Creates a call that queues, if the store supports it.
+    fn new(store: &'a S, charge: Charge<'a>) -> Self {
+        let queueing = charge.with_max_wait(Duration::MAX);
+        let is_supported = store.supports(&[queueing]).is_ok();
+        let charge = if is_supported { queueing } else { charge };
+        let has_slots = charge.quotas.iter().any(Quota::is_concurrent);
+        Self {
+            store,
+            charge,
+            waiter: (has_slots && charge.queues()).then(Waiter::new),
+            taken: None,
+        }
+    }
+
+    async fn take(&mut self) -> Result<Decision, NotReady<S::Error>> {
+        let context = store::Context::default().with_waiter(self.waiter.as_ref());
+        let answer = self.store.call(Op::Take(&[self.charge]), &context);
+        answer.await.map_err(NotReady::Store)
+    }
+
+    /// Waits until the turn of an allowed call.
+    async fn wait_for_turn(&mut self, taken: Decision) -> Result<Decision, NotReady<S::Error>> {
+        let wait = taken.wait();
+        self.taken = Some(taken);
+        if !wait.is_zero() {
+            self.leave_queue().wait_for(wait).await;
+        }
+        self.taken.take().ok_or(NotReady::Never)
+    }
+
+    /// Returns the longest time to wait in a queue that a denied call has just joined.
+    fn time_in_queue(&self) -> Option<Duration> {
+        self.waiter.as_ref()?.take_max_wait()
+    }
+
+    /// Returns the time after which to try a denied call again.
+    fn retry_after(&self, denial: &Decision) -> Result<Duration, NotReady<S::Error>> {
+        if let Some(wait) = denial.exact_retry_after()
+            && !self.charge.takes_several_slots()
+        {
+            return Ok(wait);
+        }
+        let binding = denial.binding();
+        let is_unknown = binding.is_some_and(|outcome| outcome.retry_ns() != NEVER);
+        Err(if is_unknown {
+            NotReady::UnknownWait
+        } else {
+            NotReady::Never
+        })
+    }
+
+    fn waiter(&mut self) -> &Waiter {
+        self.waiter.get_or_insert_with(Waiter::new)
+    }
+
     /// Returns the waiter, which is in no queue of the store.
     fn leave_queue(&mut self) -> &Waiter {
-        let waiter = self.waiter.get_or_insert_with(Waiter::new);
+        let waiter = self.waiter();
         waiter.leave();
         waiter
     }

@@ -45,6 +45,22 @@ pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
     fit.with(|retry_ns| snapshot(held, quota, retry_ns))
 }
 
+/// Returns the evaluation of a decision that Redis made.
+///
+/// `after` are the slots held after the decision. `charged` is `true` if Redis charged the account.
+#[cfg(feature = "redis")]
+pub(super) fn reconstruct(after: u64, quota: &Quota, demand: Demand, charged: bool) -> Evaluation {
+    let mut before = after;
+    if charged {
+        // The requests after it may have been denied because of slots that are left to others.
+        let fits = quota.raised_limit().saturating_sub(demand.need());
+        before = after.saturating_sub(demand.cost.into()).min(fits);
+    }
+    let mut evaluation = look(before, quota, demand);
+    evaluation.snapshot.set_held(after);
+    evaluation
+}
+
 #[inline(always)]
 pub(crate) fn snapshot(held: u64, quota: &Quota, retry_ns: u64) -> Snapshot {
     Snapshot::Slots {

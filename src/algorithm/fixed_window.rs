@@ -210,14 +210,16 @@ impl Counter for FixedWindow {
 
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         let window = self.at(quota, now);
-        let newest = !receipt.queued
-            || !quota.algorithm().is_paced()
-            || window.next_at(quota) == receipt.end;
+        let can_queue = quota.algorithm().is_paced();
+        if receipt.queued && can_queue && window.next_at(quota) != receipt.end {
+            // It is not the newest in the queue.
+            return;
+        }
         let counts = match quota.calendar_end(receipt.charged) {
             Some(end) => now < end,
             None => receipt.charged >= window.start,
         };
-        if newest && counts {
+        if counts {
             self.refund(quota, now, receipt.units.into());
         }
     }
@@ -225,12 +227,13 @@ impl Counter for FixedWindow {
     fn expires_at(&self, quota: &Quota) -> u64 {
         let carry_over = u64::from(quota.algorithm().max_carry_over());
         let end = start(quota, self.start) + retention(quota);
-        match (self.count, self.bonus.min(carry_over)) {
-            (0, 0) => 0,
+        if self.count > 0 && carry_over > 0 {
+            end + quota.period_nanos()
+        } else if self.count > 0 || self.bonus.min(carry_over) > 0 {
             // An unused window carries nothing over.
-            (0, _) => end,
-            _ if carry_over > 0 => end + quota.period_nanos(),
-            _ => end,
+            end
+        } else {
+            0
         }
     }
 }

@@ -44,7 +44,7 @@
 //! [`initial`](Quota::with_initial) starts new accounts with fewer units. Its full accounts are
 //! therefore kept, for the time in which a whole burst is refilled.
 
-use super::{Demand, Evaluation, Receipt};
+use super::{Adjusted, Demand, Evaluation, Receipt};
 use crate::{
     decision::{NEVER, Snapshot},
     quota::Quota,
@@ -141,14 +141,8 @@ pub(crate) fn open(stored: u64, quota: &Quota, now: u64, demand: Demand) -> Opti
 
 /// Charges `units`, or refunds units if `units` is negative.
 ///
-/// The charge stops when the debt reaches `max_debt`. The result is then `true`. Also returns the
-/// new value of the account, or `None` if it does not change.
-pub(super) fn adjust(
-    stored: u64,
-    quota: &Quota,
-    now: u64,
-    units: i64,
-) -> (Option<u64>, (Snapshot, bool)) {
+/// Also returns the new value of the account, or `None` if it does not change.
+pub(super) fn adjust(stored: u64, quota: &Quota, now: u64, units: i64) -> (Option<u64>, Adjusted) {
     let before = tat(stored, quota, now);
     let is_live = is_live(stored, quota, now);
     let time = quota.interval_nanos().saturating_mul(units.unsigned_abs());
@@ -162,10 +156,11 @@ pub(super) fn adjust(
     // With `initial`, any change creates the account first.
     let opens = units != 0 && retention(quota) > 0 && !is_live;
     let new = (after != before || opens).then_some(after);
-    (
-        new,
-        (snapshot(after - now, quota, 0), units > 0 && after < whole),
-    )
+    let adjusted = Adjusted {
+        snapshot: snapshot(after - now, quota, 0),
+        is_cut: units > 0 && after < whole,
+    };
+    (new, adjusted)
 }
 
 /// Undoes a charge. Units that were refilled since the charge are not added twice.

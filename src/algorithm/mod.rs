@@ -48,6 +48,15 @@ impl Demand {
         }
     }
 
+    /// Returns the demand of a caller that does not queue.
+    #[inline]
+    pub(crate) fn without_queueing(self) -> Self {
+        Self {
+            max_wait: 0,
+            ..self
+        }
+    }
+
     /// Returns the units that must be available: cost plus headroom. A cost of 0 needs none.
     #[inline]
     pub(crate) fn need(self) -> u64 {
@@ -120,6 +129,15 @@ impl Evaluation {
     }
 }
 
+/// The result of a late charge or a refund.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adjusted {
+    /// The account afterwards.
+    pub(crate) snapshot: Snapshot,
+    /// `true` if a late charge stopped because the debt reached `max_debt`.
+    pub(crate) is_cut: bool,
+}
+
 /// The receipt of a charge to one account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt {
@@ -155,36 +173,49 @@ impl Receipt {
     ) -> Option<Self> {
         let skew = outcome.skew();
         let at = taken.at.saturating_add_signed(skew);
-        let waits = taken.wait > 0;
-        let (reset_ns, queued) = match *outcome.snapshot() {
+        let until_end = Self::until_end(outcome, demand)?;
+        Some(Self {
+            charged: taken.charged_at.saturating_add_signed(skew),
+            at,
+            end: at.saturating_add(until_end),
+            cost: demand.cost,
+            units: units.map_or(demand.cost, |units| units.min(demand.cost)),
+            queued: taken.wait > 0 && Self::may_queue(outcome, demand),
+        })
+    }
+
+    /// Returns the time from the decision to [`end`](Receipt::end), or `None` if the decision does not
+    /// report the units left.
+    fn until_end(outcome: &Outcome, demand: Demand) -> Option<u64> {
+        match *outcome.snapshot() {
+            Snapshot::Refilling { reset_ns, .. } => Some(reset_ns),
+            // With headroom, units may remain although the charge queued. Its position is then
+            // unknown.
+            Snapshot::Known { remaining: 1.., .. } if demand.headroom > 0 => Some(NEVER),
+            Snapshot::Known { remaining: 1.., .. } => Some(0),
+            Snapshot::Known { .. } => Some(outcome.remaining_and_next().1),
+            Snapshot::Slots { .. } | Snapshot::Unknown { .. } => None,
+        }
+    }
+
+    /// Returns `true` if the charge queued, provided that the decision has a wait: of several accounts,
+    /// not all need to be exhausted.
+    fn may_queue(outcome: &Outcome, demand: Demand) -> bool {
+        match *outcome.snapshot() {
             Snapshot::Refilling {
                 reset_ns,
                 interval,
                 limit,
                 ..
             } => {
-                let need =
-                    reset_ns.saturating_add(u64::from(demand.headroom).saturating_mul(interval));
-                (
-                    reset_ns,
-                    waits && need > u64::from(limit).saturating_mul(interval),
-                )
+                let headroom = u64::from(demand.headroom).saturating_mul(interval);
+                let full = u64::from(limit).saturating_mul(interval);
+                reset_ns.saturating_add(headroom) > full
             }
-            // With headroom, units may remain although the charge queued. Its position is then
-            // unknown.
-            Snapshot::Known { remaining: 1.., .. } if demand.headroom > 0 => (NEVER, waits),
-            Snapshot::Known { remaining: 1.., .. } => (0, false),
-            Snapshot::Known { .. } => (outcome.remaining_and_next().1, waits),
-            Snapshot::Slots { .. } | Snapshot::Unknown { .. } => return None,
-        };
-        Some(Self {
-            charged: taken.charged_at.saturating_add_signed(skew),
-            at,
-            end: at.saturating_add(reset_ns),
-            cost: demand.cost,
-            units: units.map_or(demand.cost, |units| units.min(demand.cost)),
-            queued,
-        })
+            Snapshot::Known { remaining: 1.., .. } => demand.headroom > 0,
+            Snapshot::Known { .. } => true,
+            Snapshot::Slots { .. } | Snapshot::Unknown { .. } => false,
+        }
     }
 }
 
@@ -433,20 +464,11 @@ pub(crate) fn reconstruct(
         return gcra::reconstruct(tat(account), quota, now, demand, charged);
     }
     if quota.is_concurrent() {
-        let after = if let Some(AccountState::Slots(held)) = account {
-            *held
-        } else {
-            0
+        let after = match account {
+            Some(AccountState::Slots(held)) => *held,
+            _ => 0,
         };
-        let mut before = after;
-        if charged {
-            // The requests after it may have been denied because of slots that are left to others.
-            let fits = quota.raised_limit().saturating_sub(demand.need());
-            before = after.saturating_sub(demand.cost.into()).min(fits);
-        }
-        let mut evaluation = concurrent::look(before, quota, demand);
-        evaluation.snapshot.set_held(after);
-        return evaluation;
+        return concurrent::reconstruct(after, quota, demand, charged);
     }
     let Some(counter) = account
         .and_then(|state| state.live(quota, now))
@@ -526,14 +548,12 @@ pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, 
 
 /// Charges `units`, or refunds units if `units` is negative. Both create an account with `initial`
 /// units first.
-///
-/// The charge stops when the debt reaches `max_debt`. The result is then `true`.
 pub(crate) fn adjust(
     account: &mut Option<AccountState>,
     quota: &Quota,
     now: u64,
     units: i64,
-) -> (Snapshot, bool) {
+) -> Adjusted {
     if quota.is_gcra() {
         return change_gcra(account, |tat| gcra::adjust(tat, quota, now, units));
     }
@@ -549,10 +569,11 @@ pub(crate) fn adjust(
         get_or_open(account, quota, now).refund(quota, now, late);
     }
     drop_expired(account, quota, now);
-    (
-        look(account.as_ref(), quota, now, Demand::units(0)).snapshot,
+    let looked = look(account.as_ref(), quota, now, Demand::units(0));
+    Adjusted {
+        snapshot: looked.snapshot,
         is_cut,
-    )
+    }
 }
 
 /// Undoes a charge. Units that were refilled since the charge are not added twice.

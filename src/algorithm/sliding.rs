@@ -71,6 +71,14 @@ struct Entry {
     units: u64,
 }
 
+/// A bucket that leaves the period.
+struct Leaving {
+    at: u64,
+    units: u64,
+    /// The units of all newer buckets.
+    newer: u64,
+}
+
 /// The buckets of a quota.
 #[derive(Clone, Copy)]
 struct Buckets {
@@ -153,6 +161,26 @@ impl Sliding {
         self.entries.retain(|charge| charge.units > 0);
     }
 
+    /// Returns the bucket that must leave the period, at least in part, before at most `room` units are in
+    /// it. Returns `None` if there are no more.
+    fn leaving(&self, buckets: Buckets, room: u64) -> Option<Leaving> {
+        let mut newer = self.total;
+        let mut last = None;
+        let mut charges = self.entries.iter().peekable();
+        while newer > room
+            && let Some(oldest) = charges.next()
+        {
+            let mut units = oldest.units;
+            while let Some(same) = charges.next_if(|next| buckets.is_same(next.at, oldest.at)) {
+                units += same.units;
+            }
+            newer -= units;
+            let at = oldest.at;
+            last = Some(Leaving { at, units, newer });
+        }
+        last
+    }
+
     /// Returns the number of whole units that are unused under `limit`.
     fn room(&self, quota: &Quota, now: u64, limit: u64) -> u64 {
         let buckets = Buckets::of(quota);
@@ -183,24 +211,13 @@ impl Counter for Sliding {
             return NEVER;
         };
         let buckets = Buckets::of(quota);
-        let mut newer = self.total;
-        let mut last = None;
-        let mut charges = self.entries.iter().peekable();
-        while newer > room
-            && let Some(oldest) = charges.next()
-        {
-            let mut leaving = oldest.units;
-            while let Some(same) = charges.next_if(|next| buckets.is_same(next.at, oldest.at)) {
-                leaving += same.units;
-            }
-            newer -= leaving;
-            last = Some((oldest.at, leaving));
-        }
-        let Some((at, leaving)) = last else { return 0 };
+        let Some(bucket) = self.leaving(buckets, room) else {
+            return 0;
+        };
         // The demand fits as soon as the bucket's part inside the period is small enough.
-        let inside = u128::from(room.saturating_sub(newer)) * u128::from(buckets.width);
-        let inside = u64::try_from(inside / u128::from(leaving)).unwrap_or(buckets.width);
-        (buckets.expires_at(at) - inside).saturating_sub(now)
+        let inside = u128::from(room.saturating_sub(bucket.newer)) * u128::from(buckets.width);
+        let inside = u64::try_from(inside / u128::from(bucket.units)).unwrap_or(buckets.width);
+        (buckets.expires_at(bucket.at) - inside).saturating_sub(now)
     }
 
     fn late_room(&self, quota: &Quota, now: u64) -> u64 {

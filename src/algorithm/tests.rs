@@ -45,7 +45,7 @@ impl Account {
     }
 
     pub(super) fn adjust(&mut self, quota: &Quota, now: u64, units: i64) -> Snapshot {
-        adjust(&mut self.0, quota, now, units).0
+        adjust(&mut self.0, quota, now, units).snapshot
     }
 
     pub(super) fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
@@ -306,7 +306,7 @@ fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
         let now = 60_000_000_000;
         let mut account = Account::new();
         let is_cut =
-            |account: &Account, units| adjust(&mut account.0.clone(), &quota, now, units).1;
+            |account: &Account, units| adjust(&mut account.0.clone(), &quota, now, units).is_cut;
         assert_eq!(
             [7, 8].map(|units| is_cut(&account, units)),
             [false, true],

@@ -33,21 +33,28 @@ pub(super) struct Anchor {
 
 /// Returns the index of a time zone, or `None` for a zone that has no text form.
 fn index(zone: &TimeZone) -> Option<u16> {
+    let known = position(&ZONES.read(), zone);
+    let at = known.or_else(|| add(zone))?;
+    u16::try_from(at).ok()
+}
+
+fn position(zones: &[TimeZone], zone: &TimeZone) -> Option<usize> {
+    zones.iter().position(|known| known == zone)
+}
+
+/// Adds a time zone, if it has a text form and there is room.
+fn add(zone: &TimeZone) -> Option<usize> {
     let has_text = zone.iana_name().is_some()
         || zone
             .to_fixed_offset()
             .is_ok_and(|offset| offset.seconds() % 60 == 0);
-    let find = |zones: &[TimeZone]| zones.iter().position(|known| known == zone);
-    let known = find(&ZONES.read());
-    let at = known.or_else(|| {
-        let mut zones = ZONES.write();
-        let at = find(&zones).unwrap_or(zones.len());
-        if at == zones.len() && at < MAX_ZONES && has_text && !zone.is_unknown() {
-            zones.push(zone.clone());
-        }
-        (at < zones.len()).then_some(at)
-    });
-    at.and_then(|at| u16::try_from(at).ok())
+    let mut zones = ZONES.write();
+    let known = position(&zones, zone);
+    if known.is_some() || zones.len() >= MAX_ZONES || !has_text || zone.is_unknown() {
+        return known;
+    }
+    zones.push(zone.clone());
+    Some(zones.len() - 1)
 }
 
 impl Anchor {
@@ -102,17 +109,15 @@ impl Anchor {
     #[inline(never)]
     pub(super) fn edges(self, instant: u64) -> Edges {
         thread_local!(static LAST: Cell<Option<(Anchor, Edges)>> = const { Cell::new(None) });
-        let known = LAST
-            .get()
-            .filter(|(anchor, _)| *anchor == self)
-            .map(|(_, edges)| edges);
-        known
-            .filter(|edges| (edges[0]..edges[3]).contains(&instant))
-            .unwrap_or_else(|| {
-                let edges = self.edges_around(instant);
-                LAST.set(Some((self, edges)));
-                edges
-            })
+        if let Some((anchor, edges)) = LAST.get()
+            && anchor == self
+            && (edges[0]..edges[3]).contains(&instant)
+        {
+            return edges;
+        }
+        let edges = self.edges_around(instant);
+        LAST.set(Some((self, edges)));
+        edges
     }
 
     /// Returns the edges of the period that contains `instant`, and of its two neighbours.
@@ -248,14 +253,7 @@ impl Quota {
     /// - The time zone has neither an IANA name nor a fixed offset of whole minutes, or the process
     ///   has used 4 096 other zones.
     pub fn try_anchored_at(self, start: &ZonedDateTime) -> Result<Self, QuotaError> {
-        let unit = match self.anchor {
-            Some(anchor) => Some(anchor.unit),
-            None => UNITS[..2]
-                .iter()
-                .find(|known| known.2 == self.period)
-                .map(|known| known.1),
-        };
-        let unit = unit.ok_or(Invalid(
+        let unit = self.anchor_unit().ok_or(Invalid(
             "quota: only days, weeks, months and years have an anchor; use Quota::per_day, \
              Quota::per_month or Quota::per_year",
             self,
@@ -265,22 +263,28 @@ impl Quota {
              of more than 4096; use a zone with a name",
             self,
         ))?;
-        let anchor = Some(Anchor {
+        let anchor = Anchor {
             unit,
             start: start.timestamp().as_second(),
             zone,
-        });
-        let algorithm = if self.is_gcra() {
-            Algorithm::fixed_window()
-        } else {
-            self.algorithm
         };
-        Ok(Self {
-            anchor,
-            algorithm,
+        let quota = Self {
+            anchor: Some(anchor),
             ..self
+        };
+        if self.is_gcra() {
+            return quota.try_with_algorithm(Algorithm::fixed_window());
         }
-        .checked()?)
+        Ok(quota.checked()?)
+    }
+
+    /// Returns the unit of a period that may have an anchor.
+    fn anchor_unit(&self) -> Option<Unit> {
+        if let Some(anchor) = self.anchor {
+            return Some(anchor.unit);
+        }
+        let known = UNITS[..2].iter().find(|known| known.2 == self.period)?;
+        Some(known.1)
     }
 
     /// Returns the start and the end of the calendar period that contains `now`.

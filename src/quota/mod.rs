@@ -26,6 +26,8 @@ const WEEK: u64 = 7 * 86_400 * SECOND;
 const MAX_REFILL: u64 = 10 * 365 * 86_400 * SECOND;
 /// The maximum units of a sliding log, which keeps one entry per charge.
 const MAX_LOG_UNITS: u64 = 10_000;
+const UNIT_OF_SLOTS: &str = "quota: unit is set on a concurrent quota, or is concurrent-requests; drop it, or use \
+     Quota::concurrent(limit)";
 /// The maximum buckets of a sliding window, which keeps one count per bucket.
 const MAX_BUCKETS: u32 = 1_000;
 /// Time units with their nanoseconds, the longest first. The first name is the canonical one.
@@ -120,7 +122,7 @@ pub struct Quota {
     /// `true` for an [adaptive](crate::rule::Adaptive) limit.
     sheds: bool,
     /// `true` for the [share](crate::Rule::fair_by) of a client.
-    is_part: bool,
+    is_client_share: bool,
     /// The anchor of calendar periods, if the quota counts in them.
     anchor: Option<Anchor>,
     /// Identifies the account of the quota within those of a rule and a key. A part of a quota keeps
@@ -241,7 +243,7 @@ impl Quota {
             name: None,
             unit: None,
             sheds: false,
-            is_part: false,
+            is_client_share: false,
             anchor: None,
             address: QuotaAddress::BLOCKED,
         }
@@ -695,8 +697,8 @@ impl Quota {
     }
 
     /// Returns the limit plus the soft units.
-    pub(crate) fn raised_limit(&self) -> u64 {
-        u64::from(self.burst) + u64::from(self.soft)
+    pub(crate) const fn raised_limit(&self) -> u64 {
+        self.burst as u64 + self.soft as u64
     }
 
     /// Returns the number of units beyond the limit that a soft limit allows.
@@ -778,70 +780,95 @@ impl Quota {
 
     /// Returns the fault of an invalid quota, with the fix.
     const fn fault(&self) -> Option<&'static str> {
-        let Self {
-            units,
-            burst,
-            soft,
-            initial,
-            max_debt,
-            ..
-        } = *self;
-        let window = self.algorithm.is_window();
-        let buckets = self.algorithm.buckets();
         // Only a number of slots has no period.
-        let slots = self.period == 0;
-        let raised = burst as u64 + soft as u64;
-        let is_changed = burst > 0 || soft > 0 || initial.is_some() || max_debt.is_some();
-        let fault = if self.is_concurrent() && !slots {
+        if self.period == 0 {
+            return self.fault_of_slots();
+        }
+        let buckets = self.algorithm.buckets();
+        let fault = if self.is_concurrent() {
             "quota: algorithm Concurrent is set on a rate; use Quota::concurrent(limit)"
-        } else if slots && units == 0 {
-            "quota: concurrent is 0; use Quota::blocked() to deny all requests"
-        } else if slots
-            && (!self.is_concurrent() || max_debt.is_some() || burst != units || initial.is_some())
-        {
-            "quota: burst, algorithm, initial or max_debt is set on a concurrent quota; drop it"
-        } else if matches!(self.unit, Some(unit) if slots || is_unit_of_slots(unit)) {
-            "quota: unit is set on a concurrent quota, or is concurrent-requests; drop it, or use \
-             Quota::concurrent(limit)"
+        } else if matches!(self.unit, Some(unit) if is_unit_of_slots(unit)) {
+            UNIT_OF_SLOTS
         } else if buckets == 0 || buckets > MAX_BUCKETS {
             "quota: buckets of a sliding window is outside 1 to 1000"
-        } else if units == 0 && is_changed {
-            "quota: burst, soft, initial or max_debt is set on a blocked quota; drop it"
-        } else if units == 0 {
+        } else if self.units == 0 {
+            return self.fault_of_blocked();
+        } else {
+            return match self.fault_of_numbers() {
+                None => self.fault_of_algorithm(),
+                fault => fault,
+            };
+        };
+        Some(fault)
+    }
+
+    const fn fault_of_slots(&self) -> Option<&'static str> {
+        let is_rate = !self.is_concurrent() || self.burst != self.units;
+        let fault = if self.units == 0 {
+            "quota: concurrent is 0; use Quota::blocked() to deny all requests"
+        } else if is_rate || self.max_debt.is_some() || self.initial.is_some() {
+            "quota: burst, algorithm, initial or max_debt is set on a concurrent quota; drop it"
+        } else if self.unit.is_some() {
+            UNIT_OF_SLOTS
+        } else {
             return None;
-        } else if burst == 0 {
+        };
+        Some(fault)
+    }
+
+    const fn fault_of_blocked(&self) -> Option<&'static str> {
+        let has_units = self.burst > 0 || self.soft > 0;
+        if has_units || self.initial.is_some() || self.max_debt.is_some() {
+            Some("quota: burst, soft, initial or max_debt is set on a blocked quota; drop it")
+        } else {
+            None
+        }
+    }
+
+    /// Returns the fault of the numbers of a rate.
+    const fn fault_of_numbers(&self) -> Option<&'static str> {
+        let fault = if self.burst == 0 {
             "quota: burst is 0; use Quota::blocked() to deny all requests"
-        } else if raised > self.longest_refill() {
+        } else if self.raised_limit() > self.longest_refill() {
             "quota: burst \u{d7} interval is longer than ten years; lower burst or raise the rate"
-        } else if matches!(max_debt, Some(units) if units as u64 > self.longest_debt()) {
-            if window {
+        } else if matches!(self.max_debt, Some(units) if units as u64 > self.longest_debt()) {
+            if self.algorithm.is_window() {
                 "quota: max_debt of a sliding log is above 10000; lower it, or use SlidingWindow \
                  or Gcra"
             } else {
                 "quota: max_debt \u{d7} interval is longer than ten years; lower max_debt or raise \
                  the rate"
             }
-        } else if matches!(initial, Some(units) if units > burst) {
+        } else if matches!(self.initial, Some(units) if units > self.burst) {
             "quota: initial is above burst; lower it or raise burst"
-        } else if initial.is_some() && window {
+        } else {
+            return None;
+        };
+        Some(fault)
+    }
+
+    /// Returns the fault of a rate whose algorithm cannot count it.
+    const fn fault_of_algorithm(&self) -> Option<&'static str> {
+        let window = self.algorithm.is_window();
+        let is_plain_window = matches!(
+            self.algorithm,
+            Algorithm::FixedWindow {
+                carry_over: 0,
+                paced: false
+            }
+        );
+        let is_log = matches!(self.algorithm, Algorithm::SlidingLog);
+        let fault = if self.initial.is_some() && window {
             "quota: initial is set on a window; it is for Gcra and TokenBucket only"
-        } else if burst != units && window {
+        } else if self.burst != self.units && window {
             "quota: burst is set on a window, where it equals units; drop it"
-        } else if self.is_calendar()
-            && !matches!(
-                self.algorithm,
-                Algorithm::FixedWindow {
-                    carry_over: 0,
-                    paced: false
-                }
-            )
-        {
+        } else if self.is_calendar() && !is_plain_window {
             "quota: algorithm is set on calendar periods, which are fixed windows; drop it"
-        } else if soft > 0 && self.algorithm.is_paced() {
+        } else if self.soft > 0 && self.algorithm.is_paced() {
             "quota: soft is set on a paced window; choose one of them"
-        } else if !self.period.is_multiple_of(buckets as u64) {
+        } else if !self.period.is_multiple_of(self.algorithm.buckets() as u64) {
             "quota: buckets does not divide the period into whole nanoseconds; choose another"
-        } else if raised > MAX_LOG_UNITS && matches!(self.algorithm, Algorithm::SlidingLog) {
+        } else if self.raised_limit() > MAX_LOG_UNITS && is_log {
             "quota: a sliding log of more than 10000 units; use SlidingWindow or Gcra"
         } else {
             return None;

@@ -6,123 +6,106 @@ use super::{MAX_REFILL, Quota, SECOND};
 use crate::store::instances::Part;
 
 impl Quota {
-    /// Returns the part of the quota for one of `n` processes, which is the same for every charge.
+    /// Returns the part of the quota for one of several processes, which is the same for every charge.
     ///
     /// All parts together allow no more than the quota, except that each part of unranked processes
     /// allows at least one unit. The part of a token bucket refills continuously.
     pub(crate) fn share(&self, of: Part) -> Self {
-        let n = of.instances;
-        if self.is_blocked() || n == NonZeroU32::MIN {
+        if self.is_blocked() || of.instances == NonZeroU32::MIN {
             return *self;
         }
-        if self.is_part {
-            return self.slower(n);
+        if self.is_client_share {
+            return self.slower(of.instances);
         }
-        let part = |units: u32| of.of(units);
         let burst = of.of_burst(self.burst);
-        let soft = part(self.soft);
         if burst == 0 {
-            let Self {
-                name,
-                unit,
-                address,
-                ..
-            } = *self;
-            return Self {
-                name,
-                unit,
-                address,
-                ..Self::blocked()
-            };
+            return self.without_units();
         }
+        let mut share = Self {
+            burst,
+            soft: of.of(self.soft),
+            algorithm: self.algorithm.share(of),
+            initial: self.initial.map(|units| of.of(units).min(burst)),
+            ..*self
+        };
         if self.is_concurrent() {
             return Self {
                 units: burst,
-                burst,
-                soft,
-                ..*self
+                ..share
             };
         }
-        let algorithm = self.algorithm.share(of);
-        let (units, interval) = if algorithm.is_window() {
-            (burst, self.period.div_ceil(burst.into()))
+        share.set_rate_of(self, of);
+        share.set_max_debt(self.max_debt.map(|units| of.of(units)));
+        share
+    }
+
+    /// Sets the rate to the part of that of `whole`.
+    fn set_rate_of(&mut self, whole: &Self, of: Part) {
+        if self.algorithm.is_window() {
+            self.units = self.burst;
+            self.interval = self.period.div_ceil(self.burst.into());
         } else {
             // Without a unit of the burst, a process refills nothing either.
-            (
-                self.units,
-                self.interval.saturating_mul(of.holders(self.burst).into()),
-            )
-        };
-        let interval = interval.min(MAX_REFILL / (u64::from(burst) + u64::from(soft)));
-        let initial = self.initial.map(|units| part(units).min(burst));
-        let share = Self {
-            units,
-            burst,
-            interval,
-            algorithm,
-            initial,
-            soft,
-            ..*self
-        };
-        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
-        Self {
-            max_debt: self.max_debt.map(|units| part(units).min(longest)),
-            ..share
+            let holders = of.holders(whole.burst);
+            self.interval = whole.interval.saturating_mul(holders.into());
         }
+        self.interval = self.interval.min(MAX_REFILL / self.raised_limit());
+    }
+
+    /// Returns a quota that denies all requests, with the account and the names of this one.
+    fn without_units(&self) -> Self {
+        Self {
+            name: self.name,
+            unit: self.unit,
+            address: self.address,
+            ..Self::blocked()
+        }
+    }
+
+    /// Sets the maximum debt, which is lowered to the longest that is valid.
+    fn set_max_debt(&mut self, units: Option<u32>) {
+        let longest = u32::try_from(self.longest_debt()).unwrap_or(u32::MAX);
+        self.max_debt = units.map(|units| units.min(longest));
     }
 
     /// Returns the share of a client with a weight, of all weights: its part of the rate, with a burst of
     /// half a second that has at least `cost` units. Its late charges have the limit of the pool's.
-    pub(crate) fn part(&self, weight: u32, of: u64, cost: u32) -> Self {
+    pub(crate) fn client_share(&self, weight: u32, of: u64, cost: u32) -> Self {
         let longest = MAX_REFILL / u64::from(cost.max(1));
         let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));
         let interval = u64::try_from(interval).unwrap_or(longest).clamp(1, longest);
-        let burst = u32::try_from((SECOND / 2).div_ceil(interval))
-            .unwrap_or(u32::MAX)
-            .max(cost);
-        let address = self.address;
-        let is_part = true;
-        let share = Self {
+        let half_second = (SECOND / 2).div_ceil(interval);
+        let burst = u32::try_from(half_second).unwrap_or(u32::MAX).max(cost);
+        let mut share = Self {
             units: 1,
             burst,
             period: interval,
             interval,
+            is_client_share: true,
+            address: self.address,
             ..Self::blocked()
         };
-        let share = Self {
-            address,
-            is_part,
-            ..share
-        };
-        let debt = self
-            .late_limit()
-            .saturating_sub(burst.into())
-            .min(share.longest_debt());
-        Self {
-            max_debt: Some(u32::try_from(debt).unwrap_or(u32::MAX)),
-            ..share
-        }
+        let debt = self.late_limit().saturating_sub(burst.into());
+        share.set_max_debt(Some(u32::try_from(debt).unwrap_or(u32::MAX)));
+        share
     }
 
     /// Returns `true` for the share of a client.
-    pub(crate) fn is_part(&self) -> bool {
-        self.is_part
+    pub(crate) fn is_client_share(&self) -> bool {
+        self.is_client_share
     }
 
     /// Returns the share of a client in one of `n` processes, whose pool is smaller as well.
     fn slower(&self, n: NonZeroU32) -> Self {
         let interval = self.interval.saturating_mul(u64::from(n.get()));
         let interval = interval.min(MAX_REFILL / u64::from(self.burst.max(1)));
-        let share = Self {
+        let mut share = Self {
             period: interval,
             interval,
             ..*self
         };
-        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
-        Self {
-            max_debt: self.max_debt.map(|units| units.min(longest)),
-            ..share
-        }
+        share.set_max_debt(self.max_debt);
+        share
     }
 }
 

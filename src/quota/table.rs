@@ -75,26 +75,47 @@ impl QuotaTable {
     /// Builds the quota from its text form, and then sets the other fields.
     fn quota(self) -> Result<Quota, Box<dyn Error>> {
         let quota: Quota = self.text()?.parse()?;
-        let Self {
-            initial,
-            soft,
-            max_debt,
-            ..
-        } = self;
-        let algorithm = self.algorithm.unwrap_or(quota.algorithm);
-        let name = self.name.map(|name| name.as_str());
         let quota = Quota {
-            algorithm,
-            initial,
-            soft,
-            max_debt,
-            name,
+            algorithm: self.algorithm.unwrap_or(quota.algorithm),
+            initial: self.initial,
+            soft: self.soft,
+            max_debt: self.max_debt,
+            name: self.name.map(|name| name.as_str()),
             ..quota
         };
         let quota = self
             .unit
             .map_or(quota, |unit| quota.having_unit(unit.as_str()));
         Ok(quota.checked().map_err(QuotaError::from)?)
+    }
+
+    /// Returns the settings of a quota that its text form lacks.
+    fn settings(quota: &Quota) -> Self {
+        let has_one_algorithm = quota.is_concurrent() || quota.is_calendar();
+        let is_set = !has_one_algorithm && quota.algorithm != Algorithm::default();
+        Self {
+            algorithm: is_set.then_some(quota.algorithm),
+            initial: quota.initial,
+            soft: quota.soft,
+            max_debt: quota.max_debt,
+            name: quota.name.and_then(|name| RuleName::new(name).ok()),
+            unit: quota.unit.and_then(|unit| RuleName::new(unit).ok()),
+            ..Self::default()
+        }
+    }
+
+    /// Adds the fields of the text form.
+    fn with_text(self, quota: &Quota) -> Self {
+        let is_rate = quota.is_rate();
+        let anchor = quota.calendar_text().map(|(_, anchor)| anchor);
+        Self {
+            blocked: quota.is_blocked(),
+            concurrent: quota.is_concurrent().then_some(quota.burst),
+            units: is_rate.then_some(quota.units),
+            period: is_rate.then(|| quota.period_text() + &anchor.unwrap_or_default()),
+            burst: (quota.burst != quota.units).then_some(quota.burst),
+            ..self
+        }
     }
 
     /// Returns the text form, without the fields that it lacks.
@@ -127,50 +148,23 @@ impl QuotaTable {
 /// Writes the text form if possible, and a table otherwise.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self {
-            units,
-            burst,
-            period,
-            interval,
-            soft,
-            initial,
-            max_debt,
-            ..
-        } = *self;
-        let slots = self.is_concurrent();
-        let is_rate = !self.is_blocked() && !slots;
-        if is_rate && interval != period.div_ceil(units.into()) {
-            let why = "quota: a share that Fallback computed cannot be written; write the whole \
-                       quota";
-            return Err(S::Error::custom(why));
+        if self.is_rate() && self.interval != self.period.div_ceil(self.units.into()) {
+            return Err(S::Error::custom(
+                "quota: a share that Fallback computed cannot be written; write the whole quota",
+            ));
         }
-        let is_default_algorithm =
-            slots || self.is_calendar() || self.algorithm == Algorithm::default();
-        let algorithm = (!is_default_algorithm).then_some(self.algorithm);
-        let name = self.name.and_then(|name| RuleName::new(name).ok());
-        let unit = self.unit.and_then(|unit| RuleName::new(unit).ok());
-        let mut table = QuotaTable {
-            algorithm,
-            initial,
-            soft,
-            max_debt,
-            name,
-            unit,
-            ..<_>::default()
-        };
-        if is_default(&table) {
+        let settings = QuotaTable::settings(self);
+        if is_default(&settings) {
             return serializer.collect_str(self);
         }
-        table.blocked = self.is_blocked();
-        table.concurrent = slots.then_some(burst);
-        table.units = is_rate.then_some(units);
-        let anchor = self
-            .calendar_text()
-            .map(|(_, anchor)| anchor)
-            .unwrap_or_default();
-        table.period = is_rate.then(|| self.period_text() + &anchor);
-        table.burst = (burst != units).then_some(burst);
-        table.serialize(serializer)
+        settings.with_text(self).serialize(serializer)
+    }
+}
+
+impl Quota {
+    /// Returns `true` for units per period.
+    fn is_rate(&self) -> bool {
+        !self.is_blocked() && !self.is_concurrent()
     }
 }
 

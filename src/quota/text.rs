@@ -75,10 +75,10 @@ impl FromStr for Quota {
             return Self::try_concurrent(form.count("concurrent", limit)?);
         }
         const FORM: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
-        let rate = whole
-            .split_once('/')
-            .ok_or_else(|| form.error("quota", whole, FORM))?;
-        form.rate(rate)
+        let Some((units, rest)) = whole.split_once('/') else {
+            return Err(form.error("quota", whole, FORM));
+        };
+        form.rate(units, rest)
     }
 }
 
@@ -87,24 +87,34 @@ pub(super) struct TextForm<'a>(&'a str);
 
 impl TextForm<'_> {
     /// Reads the units, and the period with an optional burst.
-    fn rate(&self, (units, rest): (&str, &str)) -> Result<Quota, QuotaError> {
+    fn rate(&self, units: &str, rest: &str) -> Result<Quota, QuotaError> {
         let (period, burst) = match rest.split_once(" burst ") {
             Some((period, burst)) => (period.trim(), Some(burst)),
             None => (rest.trim(), None),
         };
         let units = self.count("units", units)?;
-        #[cfg(feature = "calendar")]
-        let calendar = self.calendar(units, period)?;
-        #[cfg(not(feature = "calendar"))]
-        let calendar: Option<Quota> = None;
-        #[cfg(not(feature = "calendar"))]
+        let mut quota = match self.calendar(units, period)? {
+            Some(quota) => quota,
+            None => Quota::new(units, self.time(period)?)?,
+        };
+        if let Some(burst) = burst {
+            quota = quota.try_with_burst(self.count("burst", burst)?)?;
+        }
+        Ok(quota)
+    }
+
+    fn time(&self, period: &str) -> Result<Duration, QuotaError> {
+        parse_time(period).map_err(|fix| self.error("period", period, fix))
+    }
+
+    /// Returns no quota, and fails for a period that only a calendar has.
+    #[cfg(not(feature = "calendar"))]
+    fn calendar(&self, _: u32, period: &str) -> Result<Option<Quota>, QuotaError> {
+        const FIX: &str = "enable the feature `calendar` of tower-sluice";
         if is_calendar(period) {
-            const FIX: &str = "enable the feature `calendar` of tower-sluice";
             return Err(self.error("period", period, FIX));
         }
-        let time = || parse_time(period).map_err(|fix| self.error("period", period, fix));
-        let quota = calendar.map_or_else(|| Quota::new(units, time()?), Ok)?;
-        burst.map_or(Ok(quota), |n| quota.try_with_burst(self.count("burst", n)?))
+        Ok(None)
     }
 
     fn count(&self, field: &str, text: &str) -> Result<u32, QuotaError> {
@@ -129,7 +139,6 @@ impl TextForm<'_> {
     }
 }
 
-/// Returns `true` for a period that only a calendar has.
 #[cfg(not(feature = "calendar"))]
 fn is_calendar(period: &str) -> bool {
     period.contains(" from ") || matches!(period, "month" | "months" | "year" | "years")

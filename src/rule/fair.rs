@@ -264,7 +264,7 @@ impl<K: KeyExtractor> FairRule<K> {
             }
             let others = Key::unidentified();
             let key = if part.is_known { client } else { &others };
-            let quotas = [quota.part(part.weight, part.sum, charge.cost)];
+            let quotas = [quota.client_share(part.weight, part.sum, charge.cost)];
             // Never report-only: a share that does not fit must lead to the second list.
             let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost);
             append_shared([share, *charge, beyond], before, then);

@@ -75,7 +75,7 @@ where
     type Future = Never<Result<Decision, Unsupported>>;
 
     fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
-        let (charge, cost) = match op {
+        let Single { charge, cost } = match op {
             Op::Take(charges) => match single(charges) {
                 Ok(single) => single,
                 Err(error) => return Answer::Now(Err(error)),
@@ -87,28 +87,11 @@ where
         };
         let rule = charge.rule;
         let decision = match self.0.check_key_n(charge.key, cost) {
-            Ok(Ok(allowed)) => {
-                let left = (&allowed as &dyn Any).downcast_ref::<StateSnapshot>();
-                Decision::allow().with_outcome(match left {
-                    None => Outcome::unknown(rule, 0, Some(Duration::ZERO)),
-                    Some(left) => {
-                        let limit = left.quota().burst_size().get();
-                        // governor reports whole units, so the time is an upper bound.
-                        let used = limit - left.remaining_burst_capacity().min(limit);
-                        let reset = left.quota().replenish_interval().saturating_mul(used);
-                        refilling(rule, left.quota(), reset, Duration::ZERO)
-                    }
-                })
-            }
+            Ok(Ok(allowed)) => Decision::allow().with_outcome(left_after(rule, &allowed)),
             Ok(Err(denial)) => {
-                // A denial needs a wait above zero.
-                let wait = denial
-                    .wait_time_from(self.0.clock().now())
-                    .max(Duration::from_nanos(1));
-                let quota = denial.quota();
-                let rest = quota.burst_size().get().saturating_sub(cost.get());
-                let reset = wait.saturating_add(quota.replenish_interval().saturating_mul(rest));
-                Decision::deny().with_outcome(refilling(rule, quota, reset, wait))
+                let wait = denial.wait_time_from(self.0.clock().now());
+                let outcome = denied(rule, cost, denial.quota(), wait);
+                Decision::deny().with_outcome(outcome)
             }
             // governor does not report the units left if the cost can never fit.
             Err(_) => Decision::deny().with_outcome(Outcome::unknown(rule, 0, None)),
@@ -126,6 +109,27 @@ where
 }
 
 const CHANGE: &str = "cannot adjust, reset or block an account; use LocalStore";
+const SEVERAL: &str = "decides one charge under one quota; use LocalStore for several";
+
+/// Returns the outcome of an allowed charge, for the result of a governor limiter.
+fn left_after(rule: RuleName, allowed: &dyn Any) -> Outcome {
+    let Some(left) = allowed.downcast_ref::<StateSnapshot>() else {
+        return Outcome::unknown(rule, 0, Some(Duration::ZERO));
+    };
+    let limit = left.quota().burst_size().get();
+    // governor reports whole units, so the time is an upper bound.
+    let used = limit - left.remaining_burst_capacity().min(limit);
+    let reset = left.quota().replenish_interval().saturating_mul(used);
+    refilling(rule, left.quota(), reset, Duration::ZERO)
+}
+
+fn denied(rule: RuleName, cost: NonZeroU32, quota: Quota, wait: Duration) -> Outcome {
+    // A denial needs a wait above zero.
+    let wait = wait.max(Duration::from_nanos(1));
+    let rest = quota.burst_size().get().saturating_sub(cost.get());
+    let reset = wait.saturating_add(quota.replenish_interval().saturating_mul(rest));
+    refilling(rule, quota, reset, wait)
+}
 
 fn refilling(rule: RuleName, quota: Quota, reset: Duration, wait: Duration) -> Outcome {
     let snapshot = Snapshot::Refilling {
@@ -137,25 +141,31 @@ fn refilling(rule: RuleName, quota: Quota, reset: Duration, wait: Duration) -> O
     Outcome::with(rule, 0, snapshot)
 }
 
-/// Returns the charge and its cost if governor can decide it.
-fn single<'a>(charges: &'a [Charge<'_>]) -> Result<(&'a Charge<'a>, NonZeroU32), Unsupported> {
+/// The only charge of a call.
+struct Single<'a> {
+    charge: &'a Charge<'a>,
+    cost: NonZeroU32,
+}
+
+/// Returns the charge if governor can decide it.
+fn single<'a>(charges: &'a [Charge<'_>]) -> Result<Single<'a>, Unsupported> {
     plain_quotas(charges)?;
-    Err(unsupported(match charges {
-        [it] if it.quotas.len() == 1 => match NonZeroU32::new(it.cost) {
-            _ if it.quotas[0].is_blocked() => {
-                "cannot deny every request; use LocalStore for Quota::blocked()"
-            }
-            _ if it.headroom > 0 || it.queues() => {
-                "does not support headroom or max_wait; use LocalStore"
-            }
-            _ if it.report_only => {
-                "does not support report-only charges; use RateLimitLayer::report_only, or \
-                 LocalStore"
-            }
-            None => "does not support cost 0; use LocalStore to peek",
-            Some(cost) => return Ok((it, cost)),
-        },
-        _ => "decides one charge under one quota; use LocalStore for several",
+    let [charge] = charges else {
+        return Err(unsupported(SEVERAL));
+    };
+    let [quota] = charge.quotas else {
+        return Err(unsupported(SEVERAL));
+    };
+    Err(unsupported(if quota.is_blocked() {
+        "cannot deny every request; use LocalStore for Quota::blocked()"
+    } else if charge.headroom > 0 || charge.queues() {
+        "does not support headroom or max_wait; use LocalStore"
+    } else if charge.report_only {
+        "does not support report-only charges; use RateLimitLayer::report_only, or LocalStore"
+    } else if let Some(cost) = NonZeroU32::new(charge.cost) {
+        return Ok(Single { charge, cost });
+    } else {
+        "does not support cost 0; use LocalStore to peek"
     }))
 }
 

@@ -211,9 +211,8 @@ impl<'a> Charge<'a> {
     /// Returns the rule and the index of each charged quota.
     pub(crate) fn quota_ids(charges: &[Self]) -> impl Iterator<Item = (RuleName, usize)> + Clone {
         charges.iter().flat_map(|charge| {
-            charge
-                .charged_quotas()
-                .map(|(place, _)| (charge.rule, place))
+            let quotas = charge.charged_quotas();
+            quotas.map(|(index, _)| (charge.rule, index))
         })
     }
 
@@ -223,7 +222,7 @@ impl<'a> Charge<'a> {
     pub fn charged_quotas(&self) -> impl Iterator<Item = (usize, &'a Quota)> + Clone + use<'a> {
         let only = self.quota_index;
         let all = self.quotas.iter().enumerate();
-        all.filter(move |(place, _)| only.is_none_or(|only| only == *place))
+        all.filter(move |(index, _)| only.is_none_or(|only| only == *index))
     }
 
     /// Returns the charged quotas of all charges.
@@ -231,13 +230,12 @@ impl<'a> Charge<'a> {
         charges: &'c [Charge<'c>],
     ) -> impl Iterator<Item = ChargedQuota<'c>> + Clone {
         charges.iter().flat_map(|charge| {
-            charge
-                .charged_quotas()
-                .map(move |(index, quota)| ChargedQuota {
-                    charge,
-                    index,
-                    quota,
-                })
+            let quotas = charge.charged_quotas();
+            quotas.map(move |(index, quota)| ChargedQuota {
+                charge,
+                index,
+                quota,
+            })
         })
     }
 
@@ -260,6 +258,12 @@ impl<'a> Charge<'a> {
     /// Returns `true` if the charge denies a request that it does not fit.
     pub(crate) fn may_deny(&self) -> bool {
         self.cost > 0 && !self.report_only
+    }
+
+    /// Returns `true` for a charge that may deny, to all quotas of its rule.
+    #[inline]
+    pub(crate) fn is_ordinary(&self) -> bool {
+        self.may_deny() && self.quota_index.is_none()
     }
 
     /// Adds outcomes for the quotas, whose accounts the store was not asked for.
@@ -335,50 +339,28 @@ struct OwnedCharge {
 
 impl OwnedCharge {
     fn new(charge: &Charge<'_>) -> Self {
-        let Charge {
-            rule,
-            key,
-            quotas,
-            cost,
-            headroom,
-            max_wait,
-            report_only,
-            quota_index,
-        } = *charge;
-        let key = key.clone();
-        let quotas = quotas.into();
         Self {
-            rule,
-            key,
-            quotas,
-            cost,
-            headroom,
-            max_wait,
-            report_only,
-            quota_index,
+            rule: charge.rule,
+            key: charge.key.clone(),
+            quotas: charge.quotas.into(),
+            cost: charge.cost,
+            headroom: charge.headroom,
+            max_wait: charge.max_wait,
+            report_only: charge.report_only,
+            quota_index: charge.quota_index,
         }
     }
 
     fn as_charge(&self) -> Charge<'_> {
-        let Self {
-            rule,
-            key,
-            quotas,
-            cost,
-            headroom,
-            max_wait,
-            report_only,
-            quota_index,
-        } = self;
         Charge {
-            rule: *rule,
-            key,
-            quotas,
-            cost: *cost,
-            headroom: *headroom,
-            max_wait: *max_wait,
-            report_only: *report_only,
-            quota_index: *quota_index,
+            rule: self.rule,
+            key: &self.key,
+            quotas: &self.quotas,
+            cost: self.cost,
+            headroom: self.headroom,
+            max_wait: self.max_wait,
+            report_only: self.report_only,
+            quota_index: self.quota_index,
         }
     }
 }
@@ -612,29 +594,35 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
 /// Returns an error if a charge needs slots or a calendar, for a store that has neither.
 fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     let mut quotas = charges.iter().flat_map(|charge| charge.quotas);
-    Err(Unsupported::new(
-        if quotas.clone().any(Quota::is_concurrent) {
-            "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore"
-        } else if quotas.any(Quota::is_calendar) {
-            "this store cannot count calendar periods; use LocalStore or RedisStore"
-        } else {
-            return Ok(());
-        },
-    ))
+    if quotas.clone().any(Quota::is_concurrent) {
+        return Err(Unsupported::new(
+            "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore",
+        ));
+    }
+    if quotas.any(Quota::is_calendar) {
+        return Err(Unsupported::new(
+            "this store cannot count calendar periods; use LocalStore or RedisStore",
+        ));
+    }
+    Ok(())
 }
 
 /// Checks the charges with a `max_wait`, for a store that has queues for slots.
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    for charge in charges.iter().filter(|charge| charge.queues()) {
-        for quota in charge.quotas {
-            let is_slots = quota.is_concurrent();
-            return Err(Unsupported::new(if !is_slots && quota.soft() > 0 {
-                "max_wait with a soft quota; choose one of them"
-            } else if is_slots || quota.algorithm().can_queue() {
-                continue;
-            } else {
-                "max_wait with an algorithm that cannot queue; use Gcra"
-            }));
+    let queueing = charges.iter().filter(|charge| charge.queues());
+    for quota in queueing.flat_map(|charge| charge.quotas) {
+        if quota.is_concurrent() {
+            continue;
+        }
+        if quota.soft() > 0 {
+            return Err(Unsupported::new(
+                "max_wait with a soft quota; choose one of them",
+            ));
+        }
+        if !quota.algorithm().can_queue() {
+            return Err(Unsupported::new(
+                "max_wait with an algorithm that cannot queue; use Gcra",
+            ));
         }
     }
     Ok(())
@@ -727,23 +715,14 @@ impl KnownRules {
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let mut known = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
         for charge in charges {
-            let rule = charge.rule;
-            if known
-                .get(&rule)
-                .is_some_and(|quotas| quotas != charge.quotas)
-            {
-                let what = format!(
-                    "rule {rule} has different quotas in another layer on this store, and both \
-                     would charge the same accounts; rename one, or give each layer its own store"
-                );
-                return Err(Unsupported(what.into()));
+            let quotas = known.get(&charge.rule);
+            if quotas.is_some_and(|quotas| quotas != charge.quotas) {
+                return Err(has_other_quotas(charge.rule));
             }
         }
-        known.extend(
-            charges
-                .iter()
-                .map(|charge| (charge.rule, charge.quotas.to_vec())),
-        );
+        for charge in charges {
+            known.insert(charge.rule, charge.quotas.to_vec());
+        }
         Ok(())
     }
 
@@ -754,6 +733,14 @@ impl KnownRules {
             warn_of_shared_default(first, built_at);
         }
     }
+}
+
+fn has_other_quotas(rule: RuleName) -> Unsupported {
+    let what = format!(
+        "rule {rule} has different quotas in another layer on this store, and both would charge the \
+         same accounts; rename one, or give each layer its own store"
+    );
+    Unsupported(what.into())
 }
 
 /// Returns a valid setting, and panics with the error of an invalid one.

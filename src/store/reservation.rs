@@ -53,25 +53,36 @@ impl Reservation {
                 .iter()
                 .filter(|charge| decision.charged(charge.rule))
             {
-                let before = charge.cost;
-                if units < before {
-                    store.undo(&[*charge], &decision, Some(before - units));
-                } else if units > before {
-                    let rule = charge.rule;
-                    store
-                        .adjust(charge, i64::from(units - before))
-                        .detach(move |made| {
-                            let is_lost = made.map_or(true, |made: Decision| {
-                                made.cause().is_undone() || made.cause() == Cause::Unsupported
-                            });
-                            if is_lost {
-                                observe::late_charge_lost(rule);
-                            }
-                        });
-                }
+                adjust_charge(store, charge, &decision, units);
             }
         });
     }
+}
+
+/// Adjusts a charge, which `taken` has made, to `units`.
+fn adjust_charge<S: Store>(store: &S, charge: &Charge<'_>, taken: &Decision, units: u32)
+where
+    S::Future: 'static,
+{
+    let before = charge.cost;
+    if units < before {
+        store.undo(&[*charge], taken, Some(before - units));
+    } else if units > before {
+        let rule = charge.rule;
+        let made = store.adjust(charge, i64::from(units - before));
+        made.detach(move |made| {
+            if is_lost(made) {
+                observe::late_charge_lost(rule);
+            }
+        });
+    }
+}
+
+/// Returns `true` if a late charge was not made.
+fn is_lost<E>(made: Result<Decision, E>) -> bool {
+    made.map_or(true, |made| {
+        made.cause().is_undone() || made.cause() == Cause::Unsupported
+    })
 }
 
 /// Takes the units of a charge. Returns the reservation.

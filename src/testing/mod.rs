@@ -21,6 +21,7 @@
 //! express.
 
 mod attempts;
+mod play;
 pub mod properties;
 #[cfg(feature = "redis")]
 mod redis;
@@ -30,7 +31,8 @@ use std::{future::ready, sync::Arc, time::Duration};
 
 pub use self::{
     attempts::{Taken, peek, take},
-    scenario::{Case, TABLES, play},
+    play::play,
+    scenario::{Case, TABLES},
 };
 use crate::{
     rule::{Adaptive, FairRule},

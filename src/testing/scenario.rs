@@ -1,19 +1,17 @@
 //! Cases of a scenario table.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
-
 use tower::BoxError;
 
-use super::{Subject, peek, take};
 use crate::{
-    decision::{Decision, Outcome, Source},
+    decision::Decision,
     key::Key,
     quota::{Algorithm, Quota},
-    rule::{Candidates, Choice, RuleName},
-    store::{Charge, Store, StoreExt},
+    rule::{Choice, RuleName},
+    store::Charge,
 };
 
 /// Published tables: file names and JSON text for [`Case::read`](super::Case::read).
@@ -107,77 +105,77 @@ pub struct Case {
     /// The name of the case.
     pub name: String,
     #[serde(default)]
-    why: String,
+    pub(super) why: String,
     #[serde(default)]
-    quotas: Vec<QuotaRow>,
+    pub(super) quotas: Vec<QuotaRow>,
     #[serde(default)]
-    plans: Vec<Vec<QuotaRow>>,
+    pub(super) plans: Vec<Vec<QuotaRow>>,
     #[serde(default)]
-    groups: Vec<Vec<Vec<QuotaRow>>>,
+    pub(super) groups: Vec<Vec<Vec<QuotaRow>>>,
     #[serde(default)]
-    max_wait: u64,
+    pub(super) max_wait: u64,
     #[serde(default)]
-    wall_clock: bool,
+    pub(super) wall_clock: bool,
     /// The time for which slots are held unless they are renewed. Such a case has several processes.
-    lease: Option<u64>,
-    steps: Vec<Step>,
+    pub(super) lease: Option<u64>,
+    pub(super) steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct QuotaRow {
-    algorithm: String,
-    units: u32,
-    per: u64,
+pub(super) struct QuotaRow {
+    pub(super) algorithm: String,
+    pub(super) units: u32,
+    pub(super) per: u64,
     /// A calendar period in the text form, as `month from 2024-01-31[UTC]`.
-    period: String,
+    pub(super) period: String,
     /// The number of slots of a concurrent quota.
-    limit: u32,
-    burst: Option<u32>,
-    initial: Option<u32>,
-    soft: u32,
-    max_debt: Option<u32>,
-    aligned: Option<bool>,
-    carry_over: u32,
-    paced: bool,
-    buckets: u32,
+    pub(super) limit: u32,
+    pub(super) burst: Option<u32>,
+    pub(super) initial: Option<u32>,
+    pub(super) soft: u32,
+    pub(super) max_debt: Option<u32>,
+    pub(super) aligned: Option<bool>,
+    pub(super) carry_over: u32,
+    pub(super) paced: bool,
+    pub(super) buckets: u32,
 }
 
 /// An operation, and the decision that answers it.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
-struct Step {
-    at: u64,
-    op: StepOp,
+pub(super) struct Step {
+    pub(super) at: u64,
+    pub(super) op: StepOp,
     /// The cost of a `take`, the refund of a `settle`, or the maximum that an `undo` returns.
     ///
     /// An `undo` without `units` returns all units of its step.
-    units: Option<i64>,
+    pub(super) units: Option<i64>,
     /// The index of the step to undo, from 0.
-    step: Option<usize>,
+    pub(super) step: Option<usize>,
     /// The name of the slots that a `take` holds or a `release` frees.
-    hold: Option<String>,
+    pub(super) hold: Option<String>,
     /// The index of the plan of the step.
-    plan: Option<usize>,
+    pub(super) plan: Option<usize>,
     /// The new limit of the first quota.
-    limit: Option<u32>,
+    pub(super) limit: Option<u32>,
     /// The new calendar period of the first quota.
-    period: Option<String>,
+    pub(super) period: Option<String>,
     #[serde(default)]
-    process: String,
+    pub(super) process: String,
     #[serde(default)]
-    headroom: u32,
+    pub(super) headroom: u32,
     #[serde(default = "allowed")]
-    allowed: bool,
+    pub(super) allowed: bool,
     #[serde(default)]
-    wait: u64,
+    pub(super) wait: u64,
     #[serde(default)]
-    overage: bool,
+    pub(super) overage: bool,
     #[serde(deserialize_with = "flat")]
-    outcomes: Vec<Row>,
-    paid: Option<Vec<usize>>,
+    pub(super) outcomes: Vec<Row>,
+    pub(super) paid: Option<Vec<usize>>,
     /// The wait of the decision.
-    retry: Option<Value>,
+    pub(super) retry: Option<Value>,
 }
 
 /// Reads a list of rows, or a list for each quota of each alternative of each group.
@@ -206,7 +204,7 @@ fn allowed() -> bool {
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
-enum StepOp {
+pub(super) enum StepOp {
     Take,
     Settle,
     Undo,
@@ -219,28 +217,28 @@ enum StepOp {
 /// The expected outcome of a quota. Times are in nanoseconds.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
-struct Row {
+pub(super) struct Row {
     /// The slots that all requests hold. `None` for a rate.
-    held: Option<u64>,
-    remaining: u32,
+    pub(super) held: Option<u64>,
+    pub(super) remaining: u32,
     #[serde(default)]
-    full: u64,
+    pub(super) full: u64,
     #[serde(default)]
-    next: u64,
+    pub(super) next: u64,
     /// The expected wait, for `take` only.
-    retry: Option<Value>,
+    pub(super) retry: Option<Value>,
 }
 
-struct CaseRule {
-    name: RuleName,
+pub(super) struct CaseRule {
+    pub(super) name: RuleName,
     /// The number of the group, or 0.
-    group: u8,
-    quotas: Vec<Quota>,
+    pub(super) group: u8,
+    pub(super) quotas: Vec<Quota>,
 }
 
 impl CaseRule {
     /// Creates the rule of a case without groups.
-    fn new(rows: &[QuotaRow]) -> Result<Self, BoxError> {
+    pub(super) fn new(rows: &[QuotaRow]) -> Result<Self, BoxError> {
         Ok(Self {
             name: RuleName::default(),
             group: 0,
@@ -259,58 +257,8 @@ impl Case {
         serde_json::from_str(text).map_err(|error| format!("not a list of cases: {error}").into())
     }
 
-    /// Opens the stores of all processes. Returns `false` if the subject has no store for another
-    /// process.
-    fn join_all<'a, S: Subject>(
-        &'a self,
-        subject: &mut S,
-        processes: &mut BTreeMap<&'a str, S::Store>,
-    ) -> bool {
-        let Some(lease) = self.lease else { return true };
-        for step in &self.steps {
-            if !processes.contains_key(&*step.process) {
-                let Some(store) = subject.join(Duration::from_nanos(lease)) else {
-                    return false;
-                };
-                processes.insert(&step.process, store);
-            }
-        }
-        true
-    }
-
-    /// Peeks, and then takes. Fails if the peek differs from the expected result.
-    async fn take<S: Store>(
-        &self,
-        at: usize,
-        step: &Step,
-        store: &S,
-        charges: &[Charge<'_>],
-        rules: &[CaseRule],
-    ) -> Result<Result<Decision, S::Error>, BoxError> {
-        let choices = self.choices();
-        let all = Candidates {
-            charges,
-            choices: &choices,
-        };
-        let mut peeked = peek(store, all).await.map_err(Into::into)?.decision;
-        if peeked.source() != Source::Unsupported {
-            look_at_others(store, charges, &mut peeked)
-                .await
-                .map_err(Into::into)?;
-            self.check(at, step, &peeked, rules)?;
-        }
-        let mut taken = match take(store, all).await {
-            Ok(taken) => taken.decision,
-            Err(error) => return Ok(Err(error)),
-        };
-        look_at_others(store, charges, &mut taken)
-            .await
-            .map_err(Into::into)?;
-        Ok(Ok(taken))
-    }
-
     /// Returns a choice for each group of alternatives.
-    fn choices(&self) -> Vec<Choice> {
+    pub(super) fn choices(&self) -> Vec<Choice> {
         let mut start = 0;
         let mut choices = Vec::new();
         for alternatives in &self.groups {
@@ -321,27 +269,28 @@ impl Case {
     }
 
     /// Returns the quotas of each rule, with the number of its group.
-    fn rules(&self) -> Result<Vec<CaseRule>, BoxError> {
-        let first = self.plans.first().unwrap_or(&self.quotas);
+    pub(super) fn rules(&self) -> Result<Vec<CaseRule>, BoxError> {
+        if self.groups.is_empty() {
+            let first = self.plans.first().unwrap_or(&self.quotas);
+            return Ok(vec![CaseRule::new(first)?]);
+        }
         let mut rules = Vec::new();
         for (group, alternatives) in (1..).zip(&self.groups) {
             for (at, rows) in alternatives.iter().enumerate() {
                 let name = RuleName::new(&format!("{group}.{at}"))?;
+                let quotas = quotas(rows)?;
                 rules.push(CaseRule {
                     name,
                     group,
-                    quotas: quotas(rows)?,
+                    quotas,
                 });
             }
-        }
-        if self.groups.is_empty() {
-            rules.push(CaseRule::new(first)?);
         }
         Ok(rules)
     }
 
     /// Returns a charge of each rule.
-    fn charges<'a>(
+    pub(super) fn charges<'a>(
         &self,
         rules: &'a [CaseRule],
         key: &'a Key,
@@ -356,22 +305,6 @@ impl Case {
         }
         charges
     }
-
-    /// Compares a decision with the expected result of a step.
-    fn check(
-        &self,
-        at: usize,
-        step: &Step,
-        decision: &Decision,
-        rules: &[CaseRule],
-    ) -> Result<(), BoxError> {
-        let got = step.with(decision, rules);
-        if *step == got {
-            return Ok(());
-        }
-        let why = &self.why;
-        Err(format!("step {at} ({why})\n  expected {step:?}\n  got      {got:?}").into())
-    }
 }
 
 /// Returns the quotas of a rule.
@@ -380,250 +313,59 @@ fn quotas(rows: &[QuotaRow]) -> Result<Vec<Quota>, BoxError> {
 }
 
 impl QuotaRow {
-    fn quota(&self) -> Result<Quota, BoxError> {
-        let algorithm = match (self.algorithm.as_str(), self.aligned) {
-            ("gcra", _) => Algorithm::Gcra,
-            ("token_bucket", _) => Algorithm::TokenBucket,
-            ("fixed_window", Some(false)) => Algorithm::AnchoredWindow,
-            ("fixed_window", _) => Algorithm::FixedWindow {
-                carry_over: self.carry_over,
-                paced: self.paced,
-            },
-            ("sliding_window", _) => Algorithm::SlidingWindow {
-                buckets: self.buckets,
-            },
-            ("sliding_log", _) => Algorithm::SlidingLog,
-            ("concurrent", _) => {
-                return Ok(Quota::try_concurrent(self.limit)?.try_with_soft(self.soft)?);
-            }
-            (other, _) => return Err(format!("unknown algorithm {other:?}").into()),
-        };
+    pub(super) fn quota(&self) -> Result<Quota, BoxError> {
+        if self.algorithm == "concurrent" {
+            return Ok(Quota::try_concurrent(self.limit)?.try_with_soft(self.soft)?);
+        }
         let quota = match &*self.period {
             "" => Quota::new(self.units, Duration::from_nanos(self.per))?,
             period => format!("{}/{period}", self.units).parse()?,
         };
-        let quota = quota.try_with_burst(self.burst.unwrap_or(self.units))?;
-        let quota = quota
-            .try_with_algorithm(algorithm)?
+        let mut quota = quota
+            .try_with_burst(self.burst.unwrap_or(self.units))?
+            .try_with_algorithm(self.algorithm()?)?
             .try_with_soft(self.soft)?;
-        let quota = self
-            .max_debt
-            .map_or(Ok(quota), |units| quota.try_with_max_debt(units))?;
-        Ok(self
-            .initial
-            .map_or(Ok(quota), |units| quota.try_with_initial(units))?)
+        if let Some(units) = self.max_debt {
+            quota = quota.try_with_max_debt(units)?;
+        }
+        if let Some(units) = self.initial {
+            quota = quota.try_with_initial(units)?;
+        }
+        Ok(quota)
     }
-}
 
-/// Runs a case on a new store. Returns `false` if the subject cannot run the case.
-///
-/// Such a case has a quota that the store does not [support](Store::supports), an undo, several
-/// processes, or a clock that steps back.
-///
-/// Each `take` is also [peeked at](StoreExt::peek), unless the store does not support it.
-///
-/// # Errors
-///
-/// Fails if the store fails, if the case is invalid, or with the first decision that differs from
-/// the expected result. The text has the step and both results.
-pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<bool, BoxError> {
-    let mut rules = case.rules()?;
-    let key = Key::from("somebody");
-    let mut processes = BTreeMap::from([("", subject.open())]);
-    let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
-    let charges = case.charges(&rules, &key, 0, 1);
-    let choices = case.choices();
-    let all = Candidates {
-        charges: &charges,
-        choices: &choices,
-    };
-    if case.wall_clock && !subject.steps_back()
-        || undoes && !subject.undoes()
-        || all
-            .attempts()
-            .any(|charges| processes[""].supports(&charges).is_err())
-    {
-        return Ok(false);
+    fn algorithm(&self) -> Result<Algorithm, BoxError> {
+        Ok(match self.algorithm.as_str() {
+            "gcra" => Algorithm::Gcra,
+            "token_bucket" => Algorithm::TokenBucket,
+            "fixed_window" if self.aligned == Some(false) => Algorithm::AnchoredWindow,
+            "fixed_window" => Algorithm::FixedWindow {
+                carry_over: self.carry_over,
+                paced: self.paced,
+            },
+            "sliding_window" => Algorithm::SlidingWindow {
+                buckets: self.buckets,
+            },
+            "sliding_log" => Algorithm::SlidingLog,
+            other => return Err(format!("unknown algorithm {other:?}").into()),
+        })
     }
-    for rows in &case.plans {
-        let plan = [CaseRule::new(rows)?];
-        if processes[""]
-            .supports(&case.charges(&plan, &key, 0, 1))
-            .is_err()
-        {
-            return Ok(false);
-        }
-    }
-    if !case.join_all(subject, &mut processes) {
-        return Ok(false);
-    }
-    // A look of another process changes nothing.
-    let observer = &processes[""];
-    let mut taken: Vec<Option<Decision>> = Vec::new();
-    for (at, step) in case.steps.iter().enumerate() {
-        subject.set(Duration::from_nanos(step.at));
-        if let (Some(limit), Some(first)) = (step.limit, rules[0].quotas.first_mut()) {
-            *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
-        }
-        if let (Some(period), Some(row)) = (&step.period, case.quotas.first()) {
-            rules[0].quotas[0] = QuotaRow {
-                period: period.clone(),
-                ..row.clone()
-            }
-            .quota()?;
-        }
-        if let Some(plan) = step.plan {
-            let plan = case
-                .plans
-                .get(plan)
-                .ok_or_else(|| format!("step {at}: no plan {plan}"))?;
-            rules[0].quotas = quotas(plan)?;
-        }
-        let read = case.charges(&rules, &key, step.headroom, 0);
-        let store = processes.get(&*step.process).unwrap_or(observer);
-        let answer = match step.op {
-            StepOp::Take => {
-                let charges = case.charges(&rules, &key, step.headroom, step.cost()?);
-                case.take(at, step, store, &charges, &rules).await?
-            }
-            StepOp::Settle => {
-                let units = step.units.unwrap_or(0).saturating_neg();
-                store.adjust(&read[0].with_cost(1), units).await
-            }
-            StepOp::Reset => store.reset(&read[0]).await,
-            StepOp::Undo => {
-                let units = step.units.map(|_| step.cost()).transpose()?;
-                let undone = step
-                    .step
-                    .and_then(|step| Some((step, taken.get_mut(step)?.take()?)));
-                let (undone, receipt) =
-                    undone.ok_or_else(|| format!("step {at} undoes no charge"))?;
-                let undone = &case.steps[undone];
-                let mut charges = case.charges(&rules, &key, undone.headroom, undone.cost()?);
-                charges.retain(|charge| receipt.charged(charge.rule));
-                store.undo(&charges, &receipt, units);
-                subject.finish(store).await;
-                store.take(&read).await
-            }
-            StepOp::Release => {
-                let steps = case.steps.iter().zip(&mut taken);
-                let mut held = steps.filter(|(earlier, _)| earlier.holds(step));
-                drop(held.find_map(|(_, decision)| decision.take()));
-                subject.finish(store).await;
-                observer.take(&read).await
-            }
-            StepOp::Renew => {
-                subject.renew(store).await;
-                observer.take(&read).await
-            }
-            StepOp::Limit => observer.take(&read).await,
-        };
-        let decision = answer.map_err(Into::into)?;
-        case.check(at, step, &decision, &rules)?;
-        let charged = step.op == StepOp::Take && decision.is_allowed();
-        taken.push(charged.then_some(decision));
-    }
-    Ok(true)
 }
 
 impl Step {
     /// Returns `true` if this step holds the slots that the step `other` frees.
-    fn holds(&self, other: &Self) -> bool {
+    pub(super) fn holds(&self, other: &Self) -> bool {
         self.hold.is_some() && self.hold == other.hold && self.process == other.process
     }
 
-    fn cost(&self) -> Result<u32, BoxError> {
+    pub(super) fn cost(&self) -> Result<u32, BoxError> {
         let units = self.units.and_then(|units| u32::try_from(units).ok());
         units.ok_or_else(|| format!("invalid units: {:?}", self.units).into())
     }
-
-    /// Returns the step with `decision` as its result, under these rules.
-    fn with(&self, decision: &Decision, rules: &[CaseRule]) -> Self {
-        let waits = decision.outcomes().iter().any(Outcome::is_estimated);
-        Self {
-            allowed: decision.is_allowed(),
-            wait: nanos(decision.wait()),
-            overage: decision.is_overage(),
-            paid: self.paid.as_ref().map(|_| paid(decision, rules)),
-            retry: self
-                .retry
-                .as_ref()
-                .map(|_| retry(decision.exact_retry_after(), waits)),
-            outcomes: decision
-                .outcomes()
-                .iter()
-                .map(|outcome| self.row(outcome))
-                .collect(),
-            ..self.clone()
-        }
-    }
-
-    fn row(&self, outcome: &Outcome) -> Row {
-        let is_take = self.op == StepOp::Take;
-        let wait = outcome.exact_retry_after();
-        Row {
-            held: outcome.held(),
-            remaining: outcome.remaining(),
-            full: nanos(outcome.reset_after()),
-            next: nanos(outcome.next_after()),
-            retry: is_take.then(|| retry(wait, outcome.is_estimated())),
-        }
-    }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Returns the field `retry` for a wait.
-fn retry(wait: Option<Duration>, is_unknown: bool) -> Value {
-    match wait {
-        Some(wait) => nanos(wait).into(),
-        None => if is_unknown { "unknown" } else { "never" }.into(),
-    }
-}
-
-/// Replaces the outcomes of alternatives that were not asked by those of a look at them.
-async fn look_at_others<S: Store>(
-    store: &S,
-    charges: &[Charge<'_>],
-    decision: &mut Decision,
-) -> Result<(), S::Error> {
-    for charge in charges {
-        if !decision
-            .outcomes
-            .iter()
-            .any(|outcome| was_not_asked(outcome, charge))
-        {
-            continue;
-        }
-        let mut look = store.take(&[charge.with_cost(0)]).await?;
-        if !decision.is_allowed() {
-            let alone = store.peek(&[charge.with_max_wait(Duration::ZERO)]).await?;
-            if !alone.is_allowed() && alone.source() != Source::Unsupported {
-                look = alone;
-            }
-        }
-        for outcome in &mut decision.outcomes {
-            if !was_not_asked(outcome, charge) {
-                continue;
-            }
-            let mut its = look.outcomes().iter();
-            if let Some(seen) = its.find(|other| other.quota_index() == outcome.quota_index()) {
-                *outcome = seen.with_passed_over(true);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Returns `true` for an outcome of an alternative that was not asked.
-fn was_not_asked(outcome: &Outcome, charge: &Charge<'_>) -> bool {
-    outcome.rule() == charge.rule && outcome.is_passed_over() && !outcome.is_known()
 }
 
 /// Returns the index of the alternative of each group that a decision charged.
-fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
+pub(super) fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
     let outcomes = decision.outcomes().iter();
     let mut paid = Vec::new();
     for group in 1..=rules.last().map_or(0, |rule| rule.group) {

@@ -10,7 +10,7 @@ use loom::{
 
 use super::{
     every_order,
-    held::{self, HeldSlots},
+    held::{self, HeldSlots, Room},
     ledger::ALICE,
     orders,
     waiter::Rank,
@@ -34,7 +34,7 @@ impl Slots {
     fn take(&self) -> Option<u64> {
         let limit = self.limit.load(Ordering::Acquire);
         let mut keys = self.held.shard(ALICE).lock();
-        let Some((held, true)) = keys.room(ALICE, Rank::new(None, 0)) else {
+        let Some(Room { held, is_next: true }) = keys.room(ALICE, Rank::new(None, 0)) else {
             panic!("room, and nobody waits")
         };
         (held < limit).then(|| keys.hold(ALICE, 1))

@@ -120,7 +120,7 @@ impl Ledger {
             && let Some(([tat], locked)) = self.table.lock_instants([id], now)
         {
             let new = self.step(tat, now)?;
-            Table::store_instants(locked, [new]);
+            locked.store([new]);
             return Some(Charged::Own(new));
         }
         let mut account = account(id);
@@ -137,7 +137,7 @@ impl Ledger {
         {
             let new = tats.map(|tat| self.step(tat, now));
             let [Some(one), Some(other)] = new else { return false };
-            Table::store_instants(locked, [one, other]);
+            locked.store([one, other]);
             return true;
         }
         let mut both = ids.map(account);
@@ -258,7 +258,7 @@ impl Ledger {
 }
 
 fn account(id: u64) -> Account<'static> {
-    Account { at: Located::new(id, RuleName::default(), 0, QuotaAddress, false), quota: &Quota }
+    Account { at: Located::new(id, RuleName::default(), 0, QuotaAddress), quota: &Quota }
 }
 
 fn tat(account: Option<&AccountState>) -> Instant {

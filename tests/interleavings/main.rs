@@ -20,7 +20,7 @@ mod several;
 mod sharing;
 mod sync;
 #[rustfmt::skip] // formatted with the crate
-#[path = "../../src/store/local/table.rs"]
+#[path = "../../src/store/local/table/mod.rs"]
 #[expect(dead_code, reason = "statistics")]
 mod table;
 #[rustfmt::skip] // formatted with the crate

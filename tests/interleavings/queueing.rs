@@ -13,7 +13,7 @@ use loom::{
 
 use super::{
     every_order,
-    held::{self, HeldSlots},
+    held::{self, HeldSlots, Room},
     ledger::ALICE,
     waiter::{Rank, Waiter},
 };
@@ -37,7 +37,7 @@ impl Slots {
         let mut locked = self.0.lock(&iter::once(ALICE), Some(waiter));
         let rank = Rank::new(Some(waiter), 0);
         let keys = locked.get(ALICE).expect("it is locked");
-        if keys.room(ALICE, rank) == Some((0, true)) {
+        if keys.room(ALICE, rank) == Some(Room { held: 0, is_next: true }) {
             return Some(keys.hold(ALICE, 1));
         }
         locked.join(ALICE, 0, 1, 0);

@@ -154,27 +154,27 @@ impl Proof {
     fn charge_late(&mut self, units: i64) -> TestCaseResult {
         let before = self.row();
         let mut single = self.account.clone();
-        let (snapshot, is_cut) = adjust(
+        let adjusted = adjust(
             &mut self.account.0,
             &self.quota,
             self.now,
             units.saturating_neg(),
         );
-        self.last = snapshot.into();
+        self.last = adjusted.snapshot.into();
         let lost = u64::from(before.remaining.saturating_sub(self.last.remaining));
         prop_assert!(lost <= units.unsigned_abs() && self.last.remaining <= before.remaining);
         if units.unsigned_abs() <= 16 {
             let charge = |_| adjust(&mut single.0, &self.quota, self.now, 1);
             let cuts = (0..units.unsigned_abs())
                 .map(charge)
-                .filter(|(_, cut)| *cut)
+                .filter(|adjusted| adjusted.is_cut)
                 .count();
             let row = single
                 .look(&self.quota, self.now, Demand::units(0))
                 .snapshot
                 .into();
             prop_assert_eq!(self.last, row);
-            prop_assert_eq!(is_cut, cuts > 0);
+            prop_assert_eq!(adjusted.is_cut, cuts > 0);
         }
         self.ends_at_the_debt()
     }

@@ -4,7 +4,7 @@ use std::{slice, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-use super::{HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
+use super::{HotKey, HotKeys, for_cost_of, have_distinct_rules};
 use crate::{
     decision::{Cause, Decision, NEVER, Outcome, Source},
     name::RuleName,
@@ -30,9 +30,9 @@ const SLOTS_MAX_AGE: u64 = 10_000_000;
 /// - **Slots.** A denial by [slots](crate::Quota::concurrent) is repeated for at most 10 ms, because
 ///   another process may free one.
 /// - **Changes through this store** take effect as soon as the inner store has made them. The
-///   denials of an account are removed by an allowed charge, by a freed slot, by a new limit, and by [`adjust`](crate::StoreExt::adjust),
-///   [`undo`](Store::undo), [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block)
-///   and [`unblock`](crate::StoreExt::unblock).
+///   denials of an account are removed by an allowed charge, by a freed slot, by a new limit, and by
+///   [`adjust`](crate::StoreExt::adjust), [`undo`](Store::undo), [`reset`](crate::StoreExt::reset),
+///   [`block`](crate::StoreExt::block) and [`unblock`](crate::StoreExt::unblock).
 /// - **Other changes**, such as changes by another process, take effect within
 ///   [`max_age`](DenyCache::max_age), by default 1 s.
 /// - **Several charges** of one call are allowed only together, so one cached denial denies the
@@ -192,6 +192,8 @@ struct DenyCacheCall {
     at: u64,
     /// `true` if the accounts change when the call is dropped, even before its answer.
     is_change: bool,
+    /// `true` if a quota has `initial` units.
+    has_initial: bool,
     accounts: SmallVec<[CalledAccount; 2]>,
 }
 
@@ -204,7 +206,6 @@ struct CalledAccount {
     need: u64,
     /// `true` if a denial can be cached.
     cacheable: bool,
-    has_initial: bool,
     /// The changes that were counted at the start of the call.
     changes: u64,
 }
@@ -219,8 +220,7 @@ impl DenyCacheCall {
             key: table.key(slice::from_ref(charge)),
             rule: charge.rule,
             need: charge.demand().need(),
-            cacheable: cacheable && is_plain(charge) && !charge.quotas.iter().any(may_lose_units),
-            has_initial,
+            cacheable: cacheable && is_cacheable(charge),
             changes: 0,
         });
         let accounts = accounts.collect();
@@ -228,6 +228,7 @@ impl DenyCacheCall {
             at: table.now(),
             table,
             is_change: false,
+            has_initial,
             accounts,
         }
     }
@@ -237,23 +238,9 @@ impl DenyCacheCall {
     /// Returns the longest of several denials, but a block before all others.
     fn known_denial(&mut self, charges: &[Charge<'_>]) -> Option<Decision> {
         let mut longest: Option<KnownDenial> = None;
-        for (index, (charge, account)) in charges.iter().zip(&mut self.accounts).enumerate() {
-            let mut entries = self.table.lock(account.key);
-            account.changes = self.table.changes(&[account.key.tag]);
-            if !account.cacheable {
+        for (index, charge) in charges.iter().enumerate() {
+            let Some(known) = self.known_denial_of(index, charge) else {
                 continue;
-            }
-            let mut own = entries.of(account.key);
-            let Some(denial) = own.find(|denial| denial.covers(charge, self.at)) else {
-                continue;
-            };
-            let outcomes: SmallVec<_> = denial.outcomes_for(charge, self.at).collect();
-            let wait = outcomes.iter().map(Outcome::retry_ns).max();
-            let known = KnownDenial {
-                index,
-                blocked: denial.blocked,
-                wait,
-                outcomes,
             };
             if longest
                 .as_ref()
@@ -263,6 +250,25 @@ impl DenyCacheCall {
             }
         }
         longest.map(|known| known.decision(charges))
+    }
+
+    /// Returns the cached denial of the charge at `index`, and remembers the changes of its account.
+    fn known_denial_of(&mut self, index: usize, charge: &Charge<'_>) -> Option<KnownDenial> {
+        let account = &mut self.accounts[index];
+        let mut entries = self.table.lock(account.key);
+        account.changes = self.table.changes(&[account.key.tag]);
+        if !account.cacheable {
+            return None;
+        }
+        let mut own = entries.of(account.key);
+        let denial = own.find(|denial| denial.covers(charge, self.at))?;
+        let outcomes: SmallVec<_> = denial.outcomes_for(charge, self.at).collect();
+        Some(KnownDenial {
+            index,
+            blocked: denial.blocked,
+            wait: outcomes.iter().map(Outcome::retry_ns).max(),
+            outcomes,
+        })
     }
 
     fn finish<E>(mut self, answer: Result<Decision, E>) -> Result<Decision, E> {
@@ -280,26 +286,31 @@ impl DenyCacheCall {
     fn update(&self, decision: &Decision) {
         let is_denial = !decision.is_allowed() && decision.cause().is_cacheable();
         for account in self.accounts.iter().filter(|account| account.need > 0) {
-            let denies = is_denial && account.cacheable;
-            let denial = denies
-                .then(|| CachedDenial::new(self, account, decision))
-                .flatten();
-            let Some(denial) = denial else {
+            let denial = is_denial.then(|| CachedDenial::new(self, account, decision));
+            if let Some(denial) = denial.flatten() {
+                self.keep(account, denial);
+            } else if decision.is_allowed() || self.accounts.len() > 1 {
                 // A store with several servers may have charged the account for a short time.
-                if decision.is_allowed() || self.accounts.len() > 1 {
-                    self.table.forget(account.key.tag);
-                }
-                continue;
-            };
-            let mut entries = self.table.lock(account.key);
-            if self.table.changes(&[account.key.tag]) == account.changes {
-                entries
-                    .list
-                    .retain(|(key, old)| *key != account.key || old.need != denial.need);
-                entries.add(account.key, denial, |old| Some(old.until));
+                self.table.forget(account.key.tag);
             }
         }
     }
+
+    /// Caches a denial, unless the account has changed since the call began.
+    fn keep(&self, account: &CalledAccount, denial: CachedDenial) {
+        let mut entries = self.table.lock(account.key);
+        if self.table.changes(&[account.key.tag]) == account.changes {
+            entries
+                .list
+                .retain(|(key, old)| *key != account.key || old.need != denial.need);
+            entries.add(account.key, denial, |old| Some(old.until));
+        }
+    }
+}
+
+/// Returns `true` if a denial of the charge can be cached.
+fn is_cacheable(charge: &Charge<'_>) -> bool {
+    charge.is_ordinary() && !charge.quotas.iter().any(may_lose_units)
 }
 
 /// Returns `true` if units may expire, or the units left may exceed the limit.
@@ -375,8 +386,11 @@ struct CachedDenial {
 }
 
 impl CachedDenial {
-    /// Creates an entry, or returns `None` if the account did not deny the call.
+    /// Creates an entry, or returns `None` if the account did not deny the call, or its denial cannot be cached.
     fn new(call: &DenyCacheCall, account: &CalledAccount, denial: &Decision) -> Option<Self> {
+        if !account.cacheable {
+            return None;
+        }
         let own = denial
             .outcomes()
             .iter()
@@ -387,7 +401,7 @@ impl CachedDenial {
             .map(Outcome::retry_ns)
             .max()?;
         // With `initial`, the store may create the account again during a denial without end.
-        if retry == NEVER && account.has_initial {
+        if retry == NEVER && call.has_initial {
             return None;
         }
         // Another process may free a slot at any time.

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 pub use self::{denials::DenyCache, leases::Leased};
 use crate::{
-    algorithm::{Demand, gcra},
+    algorithm::gcra,
     decision::Outcome,
     key::random_state,
     store::{Charge, nanos},
@@ -200,26 +200,20 @@ impl<T> HotEntries<T> {
 
 /// Returns an outcome of `charge` for its own cost, from the outcome for another cost.
 pub(crate) fn for_cost_of(charge: &Charge<'_>, outcome: &Outcome) -> Outcome {
-    let demand = Demand {
-        max_wait: 0,
-        ..charge.demand()
-    };
-    let quota = charge.quotas.get(outcome.quota_index());
-    if let (Some(quota), Some(_)) = (quota.filter(|quota| quota.is_gcra()), outcome.interval()) {
+    let demand = charge.demand().without_queueing();
+    let index = outcome.quota_index();
+    let quota = charge.quotas.get(index).filter(|quota| quota.is_gcra());
+    if let Some(quota) = quota
+        && outcome.interval().is_some()
+    {
         let snapshot = gcra::look(outcome.reset_ns(), quota, 0, demand).snapshot;
-        return Outcome::with(outcome.rule(), outcome.quota_index(), snapshot);
+        return Outcome::with(outcome.rule(), index, snapshot);
     }
-    let fits = outcome.is_known() && demand.need() <= outcome.remaining().into();
-    if fits {
+    if outcome.is_known() && demand.need() <= outcome.remaining().into() {
         outcome.with_retry_after(Some(Duration::ZERO))
     } else {
         *outcome
     }
-}
-
-/// Returns `true` for a charge of units under all quotas of its rule.
-fn is_plain(charge: &Charge<'_>) -> bool {
-    charge.may_deny() && charge.quota_index.is_none()
 }
 
 /// Returns `true` if no two charges have the same rule, so that outcomes identify their charge.

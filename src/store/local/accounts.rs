@@ -20,6 +20,26 @@ pub(super) struct Account<'a> {
     pub(super) evaluation: Evaluation,
 }
 
+impl Account<'_> {
+    /// Adds another charge of the account. The stricter settings apply.
+    fn add(&mut self, other: &Self) {
+        self.demand.cost = self.demand.cost.saturating_add(other.demand.cost);
+        self.demand.headroom = self.demand.headroom.max(other.demand.headroom);
+        self.demand.max_wait = self.demand.max_wait.min(other.demand.max_wait);
+        self.report_only &= other.report_only;
+    }
+
+    #[inline]
+    fn evaluated(&self) -> Evaluated<'_> {
+        Evaluated {
+            rule: self.at.rule,
+            quota_index: self.at.quota_index,
+            report_only: self.report_only,
+            evaluation: &self.evaluation,
+        }
+    }
+}
+
 impl AsRef<Located> for Account<'_> {
     fn as_ref(&self) -> &Located {
         &self.at
@@ -45,19 +65,15 @@ pub(super) struct Accounts<'a> {
 impl<'a> Accounts<'a> {
     /// Adds an account. Charges of the same account become one charge with the sum of their costs.
     pub(super) fn add(&mut self, account: Account<'a>) {
-        let known = self
-            .distinct
-            .iter()
-            .position(|known| known.at.id == account.at.id);
+        self.has_slots |= account.quota.is_concurrent();
+        let mut known = self.distinct.iter();
+        let known = known.position(|known| known.at.id == account.at.id);
         let index = known.unwrap_or(self.distinct.len());
         self.order.push(u16::try_from(index).unwrap_or(u16::MAX));
-        let Some(known) = self.distinct.get_mut(index) else {
-            return self.distinct.push(account);
-        };
-        known.demand.cost = known.demand.cost.saturating_add(account.demand.cost);
-        known.demand.headroom = known.demand.headroom.max(account.demand.headroom);
-        known.demand.max_wait = known.demand.max_wait.min(account.demand.max_wait);
-        known.report_only &= account.report_only;
+        match known {
+            Some(index) => self.distinct[index].add(&account),
+            None => self.distinct.push(account),
+        }
     }
 
     /// Returns `true` if an allowed decision charges the account at `index`.
@@ -110,24 +126,9 @@ impl<'a> Accounts<'a> {
     /// Adds the evaluated demands to a decision, which was made at `now`.
     #[inline]
     pub(super) fn report(&self, now: u64, decision: &mut Decision) {
-        let all = self.order.iter().map(|index| {
-            let Account {
-                at,
-                report_only,
-                evaluation,
-                ..
-            } = &self.distinct[usize::from(*index)];
-            let Located {
-                rule, quota_index, ..
-            } = *at;
-            Evaluated {
-                rule,
-                quota_index,
-                report_only: *report_only,
-                evaluation,
-            }
-        });
-        report(all, now, decision);
+        let order = self.order.iter();
+        let demands = order.map(|index| self.distinct[usize::from(*index)].evaluated());
+        report(demands, now, decision);
     }
 }
 
@@ -142,14 +143,14 @@ pub(super) struct Evaluated<'a> {
 /// Makes a decision from all demands.
 #[inline(always)]
 pub(super) fn report<'a>(
-    all: impl Iterator<Item = Evaluated<'a>> + Clone,
+    demands: impl Iterator<Item = Evaluated<'a>> + Clone,
     now: u64,
     decision: &mut Decision,
 ) {
     let mut allowed = true;
     let mut overage = false;
     let mut wait = 0;
-    for demand in all.clone().filter(|demand| !demand.report_only) {
+    for demand in demands.clone().filter(|demand| !demand.report_only) {
         let by = demand.evaluation;
         allowed &= by.allowed;
         overage |= by.overage;
@@ -165,7 +166,7 @@ pub(super) fn report<'a>(
         quota_index,
         report_only,
         evaluation,
-    } in all
+    } in demands
     {
         let outcome = Outcome::with(rule, quota_index, evaluation.snapshot);
         decision

@@ -1,11 +1,13 @@
-//! Operations other than a decision: late charges, resets and undone charges.
+//! Operations other than a decision: late charges, resets, blocks and undone charges.
+
+use std::time::Duration;
 
 use super::{accounts::Account, ledger::Ledger, table::LockedAccounts};
 use crate::{
-    algorithm::{self, Receipt, concurrent},
-    decision::{Decision, Snapshot},
+    algorithm::{self, Adjusted, Evaluation, Receipt, concurrent},
+    decision::{Decision, Snapshot, Source},
     observe::late_charge_cut,
-    store::{Charge, context::Followed},
+    store::{Charge, context::Followed, nanos},
 };
 
 impl Ledger {
@@ -19,25 +21,16 @@ impl Ledger {
         let mut cut = None;
         let mut overflowed = false;
         let decision = self.each(charge, |account, locked| {
-            let quota = account.quota;
-            let now = locked.now;
             let units = match followed {
                 Some(followed) => followed.late(account.at.quota_index, snapshot(account, locked)),
                 None => units,
             };
-            let opens = units < 0 && quota.initial().is_some() && account.at.has_room();
-            if units == 0 || units < 0 && !account.at.has_slot() && !opens {
-                // A new account is full, and a shared one has the charges of other keys.
-                return snapshot(account, locked);
-            }
             overflowed |= units > 0 && locked.overflowed;
-            let (after, is_cut) = locked.update(&mut account.at, quota, |state| {
-                algorithm::adjust(state, quota, now, units)
-            });
-            if is_cut {
-                cut = Some(quota);
+            let adjusted = adjust(account, locked, units);
+            if adjusted.is_cut {
+                cut = Some(account.quota);
             }
-            after
+            adjusted.snapshot
         });
         if overflowed {
             self.record_overflow(decision.at);
@@ -59,19 +52,35 @@ impl Ledger {
         })
     }
 
+    pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
+        let now = self.clock.now();
+        let until = now.saturating_add(nanos(time));
+        if self.blocks.add(self.key_id(charge), now, until) {
+            Decision::new(true, now)
+        } else {
+            Decision::new(false, now).with_source(Source::Overflow)
+        }
+    }
+
+    pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
+        self.blocks.end(self.key_id(charge), self.clock.now());
+        Decision::allow()
+    }
+
     pub(super) fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let mut accounts = self.accounts(charges);
         let decided = taken.on(Charge::quota_ids(charges));
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
         let now = locked.now;
         for index in 0..accounts.distinct.len() {
-            let first = accounts
-                .first_outcome(index)
-                .and_then(|at| decided.outcomes().get(at));
-            let account = &mut accounts.distinct[index];
+            let first = accounts.first_outcome(index);
+            let outcome = first.and_then(|at| decided.outcomes().get(at));
+            let account = &accounts.distinct[index];
             // Slots are freed with the decision.
-            let is_rate = !account.quota.is_concurrent();
-            let charged = first.filter(|outcome| is_rate && taken.charged(outcome.rule()));
+            if account.quota.is_concurrent() {
+                continue;
+            }
+            let charged = outcome.filter(|outcome| taken.charged(outcome.rule()));
             let receipt =
                 charged.and_then(|outcome| Receipt::new(taken, outcome, account.demand, units));
             if let Some(receipt) = receipt {
@@ -91,37 +100,51 @@ impl Ledger {
         let mut accounts = self.accounts(&[charge.with_cost(0)]);
         // Slots are neither charged late nor refunded. They are read first, because a decision locks
         // them before the shared accounts.
-        for account in accounts
-            .distinct
-            .iter_mut()
-            .filter(|account| account.quota.is_concurrent())
-        {
-            let held = self.held.shard(account.at.id).lock().held(account.at.id);
-            let slots = concurrent::look(held, account.quota, account.demand);
-            account.evaluation.snapshot = slots.snapshot;
+        for account in &mut accounts.distinct {
+            if account.quota.is_concurrent() {
+                account.evaluation = self.look_at_slots(account);
+            }
         }
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
-        for account in accounts
-            .distinct
-            .iter_mut()
-            .filter(|account| !account.quota.is_concurrent())
-        {
-            account.evaluation.snapshot = change(account, &mut locked);
+        for account in &mut accounts.distinct {
+            if !account.quota.is_concurrent() {
+                account.evaluation.snapshot = change(account, &mut locked);
+            }
         }
         let mut decision = Decision::new(true, locked.now);
         accounts.report(locked.now, &mut decision);
         decision
     }
+
+    fn look_at_slots(&self, account: &Account<'_>) -> Evaluation {
+        let id = account.at.id;
+        let held = self.held.shard(id).lock().held(id);
+        concurrent::look(held, account.quota, account.demand)
+    }
+}
+
+/// Charges `units` to an account, or refunds units if `units` is negative.
+fn adjust(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>, units: i64) -> Adjusted {
+    let quota = account.quota;
+    let now = locked.now;
+    let opens = quota.initial().is_some() && account.at.has_room();
+    if units == 0 || units < 0 && !account.at.has_slot() && !opens {
+        // A new account is full, and a shared one has the charges of other keys.
+        return Adjusted {
+            snapshot: snapshot(account, locked),
+            is_cut: false,
+        };
+    }
+    locked.update(&mut account.at, quota, |state| {
+        algorithm::adjust(state, quota, now, units)
+    })
 }
 
 /// Returns the snapshot of an account.
 fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_>) -> Snapshot {
-    let quota = account.quota;
-    let demand = account.demand;
     let now = locked.now;
-    locked
-        .look(&account.at, |state| {
-            algorithm::look(state, quota, now, demand)
-        })
-        .snapshot
+    let looked = locked.look(&account.at, |state| {
+        algorithm::look(state, account.quota, now, account.demand)
+    });
+    looked.snapshot
 }

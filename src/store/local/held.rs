@@ -90,19 +90,14 @@ impl HeldSlots {
             called: Vec::new(),
             left: None,
         };
-        let mut next = ids.clone().map(|id| self.index(id)).min();
+        let indexes = ids.clone().map(|id| self.index(id));
+        let mut next = indexes.clone().min();
         while let Some(index) = next {
             locked.shards.push((index, self.at(index).lock()));
-            next = ids
-                .clone()
-                .map(|id| self.index(id))
-                .filter(|other| *other > index)
-                .min();
+            next = indexes.clone().filter(|other| *other > index).min();
         }
         if let Some(waiter) = waiter {
-            locked.left = waiter.take_place(|_| true);
-            let call = locked.leave(waiter);
-            locked.called.extend(call);
+            locked.leave_queue(waiter);
         }
         locked
     }
@@ -154,10 +149,15 @@ impl<'a> LockedSlots<'a> {
             .map(|(_, keys)| &mut **keys)
     }
 
-    /// Removes the request from the queue that it has left. Returns its call.
-    fn leave(&mut self, waiter: &Waiter) -> Option<Call> {
-        let id = self.left.as_ref()?.queue;
-        self.get(id)?.leave(id, |queue| queue.remove(waiter))
+    /// Removes the request from its queue. Its place and its call are dropped after the locks.
+    fn leave_queue(&mut self, waiter: &Waiter) {
+        self.left = waiter.take_place(|_| true);
+        let Some(id) = self.left.as_ref().map(|place| place.queue) else {
+            return;
+        };
+        let keys = self.get(id);
+        let call = keys.and_then(|keys| keys.leave(id, |queue| queue.remove(waiter)));
+        self.called.extend(call);
     }
 
     /// Adds the request to the queue of an account. It must have a waiter.
@@ -224,6 +224,22 @@ pub(super) struct HeldEntry {
     queue: Option<Box<SlotQueue>>,
 }
 
+/// The slots of an account, as a request finds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) held: u64,
+    /// `true` if no other request waits before this one.
+    pub(super) is_next: bool,
+}
+
+/// Slots that a request has just taken.
+pub(super) struct Held {
+    /// The slots of the account that were held before.
+    pub(super) before: u64,
+    /// The epoch with which the slots are freed.
+    pub(super) epoch: u64,
+}
+
 /// The slots that were freed since the first denial.
 #[derive(Clone, Copy, Debug)]
 struct Exhaustion {
@@ -238,6 +254,45 @@ impl HeldEntry {
     #[inline]
     fn is_unused(&self) -> bool {
         self.held == 0 && self.queue.is_none()
+    }
+
+    /// Returns `true` if no other request waits before one of this rank.
+    #[inline]
+    fn is_next(&self, rank: Rank) -> bool {
+        let queue = self.queue.as_ref();
+        !queue.is_some_and(|queue| queue.is_before(rank))
+    }
+
+    /// Returns the time in which `missing` slots are probably freed.
+    ///
+    /// The time between two freed slots of an exhausted key is its mean hold time divided by its
+    /// limit. Without a freed slot, the time since the first denial is a lower bound. A stream of a
+    /// day would make it a day, so it is at most a minute.
+    fn estimated_wait(&self, missing: u64, now: u64) -> u64 {
+        let Some(exhaustion) = self.exhaustion else {
+            return 0;
+        };
+        let elapsed = now.saturating_sub(exhaustion.since);
+        let queue = self.queue.as_ref();
+        let waiting = queue.map_or(0, |queue| queue.waiting.len() as u64);
+        let wait = (elapsed / exhaustion.freed.max(1)).saturating_mul(missing + waiting);
+        if exhaustion.freed == 0 {
+            wait.min(MAX_GUESS)
+        } else {
+            wait
+        }
+    }
+
+    #[inline]
+    fn free(&mut self, units: u64) {
+        self.held = self.held.saturating_sub(units);
+        if let Some(exhaustion) = &mut self.exhaustion {
+            exhaustion.freed += units;
+            // With two slots free, the key is no longer exhausted.
+            if self.held + 1 < exhaustion.held {
+                self.exhaustion = None;
+            }
+        }
     }
 
     /// Returns the call for the first request that waits, if it fits.
@@ -262,24 +317,26 @@ impl HeldKeys {
         }))
     }
 
-    /// Returns the held slots of the account, and `true` if no other request waits before a request
-    /// of this rank. Returns `None` if there is no room for a new account.
+    /// Returns what a request of this rank finds, or `None` if there is no room for a new account.
     #[inline]
-    pub(super) fn room(&mut self, id: u64, rank: Rank) -> Option<(u64, bool)> {
-        let Some(HeldEntry { held, queue, .. }) = self.entries.get(&id) else {
-            if self.entries.len() >= self.capacity {
-                self.keep(0);
-            }
-            return (self.entries.len() < self.capacity).then_some((0, true));
-        };
-        Some((
-            *held,
-            !queue.as_ref().is_some_and(|queue| queue.is_before(rank)),
-        ))
+    pub(super) fn room(&mut self, id: u64, rank: Rank) -> Option<Room> {
+        if let Some(entry) = self.entries.get(&id) {
+            return Some(Room {
+                held: entry.held,
+                is_next: entry.is_next(rank),
+            });
+        }
+        if self.entries.len() >= self.capacity {
+            self.keep(0);
+        }
+        (self.entries.len() < self.capacity).then_some(Room {
+            held: 0,
+            is_next: true,
+        })
     }
 
     /// Adds held slots if at most `most` are held, and if no request waits that comes before one with
-    /// this headroom. Returns the slots that were held, and the epoch.
+    /// this headroom.
     #[inline]
     pub(super) fn hold_within(
         &mut self,
@@ -287,24 +344,22 @@ impl HeldKeys {
         id: u64,
         headroom: u32,
         units: u64,
-    ) -> Option<(u64, u64)> {
+    ) -> Option<Held> {
         let rank = Rank::new(None, headroom);
         let Some(entry) = self.entries.get_mut(&id) else {
-            return self
-                .room(id, rank)
-                .map(|(held, _)| (held, self.hold(id, units)));
+            self.room(id, rank)?;
+            let epoch = self.hold(id, units);
+            return Some(Held { before: 0, epoch });
         };
-        let held = entry.held;
-        if held > most
-            || entry
-                .queue
-                .as_ref()
-                .is_some_and(|queue| queue.is_before(rank))
-        {
+        let before = entry.held;
+        if before > most || !entry.is_next(rank) {
             return None;
         }
         entry.held += units;
-        Some((held, entry.epoch))
+        Some(Held {
+            before,
+            epoch: entry.epoch,
+        })
     }
 
     pub(super) fn held(&self, id: u64) -> u64 {
@@ -331,18 +386,11 @@ impl HeldKeys {
     /// Frees slots. Returns the call for the next request that waits, if it fits.
     #[inline]
     fn free(&mut self, id: u64, epoch: u64, units: u64) -> Option<Call> {
-        let entry = self
-            .entries
-            .get_mut(&id)
-            .filter(|entry| entry.epoch == epoch)?;
-        entry.held = entry.held.saturating_sub(units);
-        if let Some(exhaustion) = &mut entry.exhaustion {
-            exhaustion.freed += units;
-            // With two slots free, the key is no longer exhausted.
-            if entry.held + 1 < exhaustion.held {
-                entry.exhaustion = None;
-            }
+        let entry = self.entries.get_mut(&id)?;
+        if entry.epoch != epoch {
+            return None;
         }
+        entry.free(units);
         let called = entry.call_next();
         if entry.is_unused() {
             entry.exhaustion = None;
@@ -397,41 +445,18 @@ impl HeldKeys {
             return;
         };
         let held = entry.held;
-        entry
-            .exhaustion
-            .get_or_insert(Exhaustion {
-                since: now,
-                freed: 0,
-                held,
-            })
-            .held = held;
+        let first = Exhaustion {
+            since: now,
+            freed: 0,
+            held,
+        };
+        entry.exhaustion.get_or_insert(first).held = held;
     }
 
     /// Returns the time in which `missing` slots are probably freed.
-    ///
-    /// The time between two freed slots of an exhausted key is its mean hold time divided by its
-    /// limit. Without a freed slot, the time since the first denial is a lower bound. A stream of a
-    /// day would make it a day, so it is at most a minute.
     pub(super) fn estimated_wait(&self, id: u64, missing: u64, now: u64) -> u64 {
-        let Some(entry) = self.entries.get(&id) else {
-            return 0;
-        };
-        let Some(exhaustion) = entry.exhaustion else {
-            return 0;
-        };
-        let elapsed = now.saturating_sub(exhaustion.since);
-        let waiting = entry
-            .queue
-            .as_ref()
-            .map_or(0, |queue| queue.waiting.len() as u64);
-        let most = if exhaustion.freed == 0 {
-            MAX_GUESS
-        } else {
-            u64::MAX
-        };
-        (elapsed / exhaustion.freed.max(1))
-            .saturating_mul(missing + waiting)
-            .min(most)
+        let entry = self.entries.get(&id);
+        entry.map_or(0, |entry| entry.estimated_wait(missing, now))
     }
 }
 

@@ -1,17 +1,10 @@
-//! Decisions about one or several accounts. All accounts are charged, or none.
+//! The accounts of a store, and the fast decisions: about plain GCRA quotas, and about slots. All accounts
+//! are charged, or none.
 
 use std::{
     array,
     hash::{BuildHasher, Hasher},
     ptr,
-    sync::{
-        OnceLock,
-        atomic::{
-            AtomicU64,
-            Ordering::{Acquire, Release},
-        },
-    },
-    time::Duration,
 };
 
 use foldhash::quality::SeedableRandomState;
@@ -19,21 +12,19 @@ use foldhash::quality::SeedableRandomState;
 use super::{
     Clock, SLOTS_PER_KEY, Stats,
     accounts::{Account, Accounts, Evaluated, quota_id, report},
-    held::{HeldSlots, LockedSlots},
+    blocks::Blocks,
+    held::HeldSlots,
     slots,
-    table::{Located, LockedAccounts, Table},
+    table::{Located, Table},
     warnings::{OverflowWarning, RebuildDetector},
 };
 use crate::{
-    algorithm::{self, Demand, Evaluation, gcra},
-    decision::{Decision, NEVER, Outcome, Source, UNKNOWN_WAIT},
+    algorithm::{Evaluation, gcra},
+    decision::{Decision, Outcome, UNKNOWN_WAIT},
     key::random_state,
     quota::{Quota, QuotaAddress},
-    store::{Charge, Context, KnownRules, Waiter, nanos},
+    store::{Charge, Context, KnownRules},
 };
-
-/// The number of account slots per block slot.
-const SLOTS_PER_BLOCK: usize = 8;
 
 /// All accounts and blocks of a store.
 pub(super) struct Ledger {
@@ -44,11 +35,7 @@ pub(super) struct Ledger {
     pub(super) held: HeldSlots,
     warning: OverflowWarning,
     almost_full: OverflowWarning,
-    /// The blocked keys, and the instant at which the last block ends. The first block allocates the
-    /// table.
-    blocks: OnceLock<Table>,
-    blocked_until: AtomicU64,
-    block_warning: OverflowWarning,
+    pub(super) blocks: Blocks,
     pub(super) rules: KnownRules,
     pub(super) rebuilds: RebuildDetector,
 }
@@ -56,17 +43,16 @@ pub(super) struct Ledger {
 impl Ledger {
     #[track_caller]
     pub(super) fn new(clock: Clock, keys: usize) -> Self {
+        let table = Table::new(keys.saturating_mul(SLOTS_PER_KEY));
         Self {
             rebuilds: RebuildDetector::new(clock.clone()),
             clock,
             seed: random_state(),
-            table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
+            blocks: Blocks::new(table.slots()),
+            table,
             held: HeldSlots::new(keys),
             warning: OverflowWarning::default(),
             almost_full: OverflowWarning::default(),
-            blocks: OnceLock::new(),
-            blocked_until: AtomicU64::new(0),
-            block_warning: OverflowWarning::default(),
             rules: KnownRules::default(),
         }
     }
@@ -81,13 +67,13 @@ impl Ledger {
             slots,
             active,
             overflowed: self.warning.count(),
-            blocked: self.blocks.get().map_or(0, |blocks| blocks.active(now)),
+            blocked: self.blocks.count(now),
             holding,
             held,
         }
     }
 
-    /// Decides, and passes the decision to `then`.
+    /// Decides at a reading of the clock, which slots alone do not need. Passes the decision to `then`.
     ///
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
@@ -95,34 +81,22 @@ impl Ledger {
         &self,
         charges: &[Charge<'_>],
         context: &Context<'_>,
-        then: impl FnOnce(Decision) -> T,
-    ) -> T {
-        self.take_at(charges, context, || self.clock.now(), then)
-    }
-
-    /// Decides at a reading of the clock. For slots alone, no reading is needed.
-    #[inline(always)]
-    fn take_at<T>(
-        &self,
-        charges: &[Charge<'_>],
-        context: &Context<'_>,
         clock: impl Fn() -> u64,
         then: impl FnOnce(Decision) -> T,
     ) -> T {
-        let mut now = None;
         if let Some(one) = plain_rules::<1>(charges) {
-            let at = clock();
-            if let Some(by) = self.take_plain(&one, charges, at) {
-                return then(plain_decision(&one, &by, at));
-            }
-            now = Some(at);
+            let now = clock();
+            return match self.take_plain(&one, charges, now) {
+                Some(by) => then(plain_decision(&one, &by, now)),
+                None => then(self.take_several(charges, context, now)),
+            };
         }
         let slots = match charges {
             [charge] if charge.quotas.first().is_some_and(Quota::is_concurrent) => Some(charge),
             _ => None,
         };
-        let is_timed = slots.is_none_or(|charge| charge.quotas.len() > 1);
-        let now = now.unwrap_or_else(|| if is_timed { clock() } else { 0 });
+        let are_alone = slots.is_some_and(|charge| charge.quotas.len() == 1);
+        let now = if are_alone { 0 } else { clock() };
         if let Some(charge) = slots
             && context.waiter.is_none()
         {
@@ -146,7 +120,7 @@ impl Ledger {
         charges: &[Charge<'_>],
         now: u64,
     ) -> Option<[Evaluation; N]> {
-        if self.may_be_blocked(now) {
+        if self.blocks.may_have(now) {
             return None;
         }
         let mut ids = [0; N];
@@ -171,21 +145,11 @@ impl Ledger {
             (new[at], evaluations[at]) = (tat.unwrap_or(old[at]), by);
         }
         if retry_ns == 0 {
-            Table::store_instants(locked, new);
+            locked.store(new);
             return Some(evaluations);
         }
         drop(locked);
-        for at in 0..N {
-            if evaluations[at].allowed {
-                let PlainQuota { charge, quota, .. } = all[at];
-                // The waits of a denial are those of callers that do not queue.
-                let demand = Demand {
-                    max_wait: 0,
-                    ..charge.demand()
-                };
-                evaluations[at] = gcra::look(old[at], quota, now, demand);
-            }
-        }
+        deny_plain(all, old, now, &mut evaluations);
         self.later(charges, now, retry_ns)
             .is_none()
             .then_some(evaluations)
@@ -195,39 +159,36 @@ impl Ledger {
     /// other charges.
     #[inline(always)]
     fn take_slots(&self, charge: &Charge<'_>, now: u64, decision: &mut Decision) -> Option<()> {
-        let (quota, rate) = match charge.quotas {
-            [quota] => (quota, None),
-            [quota, rate] if is_plain(rate) => (quota, Some(rate)),
+        let rate = match charge.quotas {
+            [_] => None,
+            [_, rate] if is_plain(rate) => Some(rate),
             _ => return None,
         };
-        let demand = charge.demand();
-        if charge.quota_index.is_some()
-            || charge.report_only
-            || demand.cost == 0
-            || self.may_be_blocked(now)
-        {
+        if !charge.is_ordinary() || self.blocks.may_have(now) {
             return None;
         }
+        let demand = charge.demand();
         let key = self.key_id(charge);
-        let rule = charge.rule;
-        let id = quota_id(key, quota.address());
+        let id = quota_id(key, charge.quotas[0].address());
         let Some(rate) = rate else {
-            return slots::take(self.held.shard(id), id, rule, quota, demand, decision);
+            return slots::take(self.held.shard(id), id, charge, demand, decision);
         };
-        let (old, locked) = self
-            .table
-            .lock_instants([quota_id(key, rate.address())], now)?;
-        let (tat, by) = gcra::take(old[0], rate, now, demand);
+        let rate_id = quota_id(key, rate.address());
+        let ([old], locked) = self.table.lock_instants([rate_id], now)?;
+        let (tat, by) = gcra::take(old, rate, now, demand);
         if !by.allowed {
             return None;
         }
-        slots::take(self.held.shard(id), id, rule, quota, demand, decision)?;
-        Table::store_instants(locked, [tat.unwrap_or(old[0])]);
-        (decision.overage, decision.wait) = (decision.overage || by.overage, by.wait);
-        decision.outcomes.push(Outcome::with(rule, 1, by.snapshot));
+        slots::take(self.held.shard(id), id, charge, demand, decision)?;
+        locked.store([tat.unwrap_or(old)]);
+        decision.overage |= by.overage;
+        decision.wait = by.wait;
+        let outcome = Outcome::with(charge.rule, 1, by.snapshot);
+        decision.outcomes.push(outcome);
         Some(())
     }
 
+    /// Decides on all other charges.
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], context: &Context<'_>, now: u64) -> Decision {
         if let [charge] = charges
@@ -253,16 +214,14 @@ impl Ledger {
     fn hold(&self, charge: &Charge<'_>) -> Decision {
         let mut decision = Decision::new(true, 0);
         let key = self.key_id(charge);
-        for (index, quota) in charge
-            .charged_quotas()
-            .filter(|(_, quota)| quota.is_concurrent())
-        {
-            let address = QuotaAddress::at(charge.quotas, index);
-            let id = quota_id(key, address);
-            let cost = charge.cost;
+        for (index, quota) in charge.charged_quotas() {
+            if !quota.is_concurrent() {
+                continue;
+            }
+            let id = quota_id(key, QuotaAddress::at(charge.quotas, index));
             let shard = self.held.shard(id);
-            let epoch = shard.lock().hold(id, cost.into());
-            decision.hold(slots::hold_of(shard, id, epoch, quota, cost));
+            let epoch = shard.lock().hold(id, charge.cost.into());
+            decision.hold(slots::hold_of(shard, id, epoch, quota, charge.cost));
         }
         decision
     }
@@ -272,7 +231,7 @@ impl Ledger {
     /// Another thread may have charged the account at a later reading than `now`. A reading under
     /// the lock of the account is later than those of all charges.
     #[inline(always)]
-    fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
+    pub(super) fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
         if retry_ns >= UNKNOWN_WAIT {
             return None;
         }
@@ -283,130 +242,14 @@ impl Ledger {
             .max()
             .unwrap_or(0);
         let elapsed = later.saturating_sub(now);
-        // The denial stands for `retry_ns`, or for `max_wait` less if the charge may queue.
+        // The denial stands for `retry_ns`. A charge that may queue is allowed `max_wait` earlier.
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
-    }
-
-    /// Decides on the charges of all accounts, and makes them.
-    pub(super) fn decide(
-        &self,
-        charges: &[Charge<'_>],
-        waiter: Option<&Waiter>,
-        now: u64,
-    ) -> Decision {
-        self.decide_all(charges, waiter, now, false)
-    }
-
-    /// Decides on the charges of all accounts, and changes nothing.
-    pub(super) fn peek(&self, charges: &[Charge<'_>], now: u64) -> Decision {
-        self.decide_all(charges, None, now, true)
-    }
-
-    fn decide_all(
-        &self,
-        charges: &[Charge<'_>],
-        waiter: Option<&Waiter>,
-        now: u64,
-        peeks: bool,
-    ) -> Decision {
-        let mut decision = Decision::new(true, now);
-        if self.may_be_blocked(now) && self.deny_blocked(charges, &mut decision) {
-            return decision;
-        }
-        let mut accounts = Accounts::default();
-        self.collect(charges, &mut accounts);
-        if let Some(waiter) = waiter {
-            waiter.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
-        }
-        let rates = self.table.lock(&mut accounts.distinct, now);
-        let mut locked = Locked {
-            rates,
-            slots: None,
-            peeks,
-        };
-        if accounts.has_slots {
-            let ids = accounts.slots().map(|account| account.at.id);
-            locked.slots = Some(self.held.lock(&ids, waiter));
-        }
-        look_at_all(&mut accounts.distinct, &mut locked);
-        if !accounts.are_allowed()
-            && let Some(later) = self.later(charges, locked.rates.now, accounts.retry_ns())
-        {
-            locked.rates.now = later;
-            look_at_all(&mut accounts.distinct, &mut locked);
-        }
-        if accounts.are_allowed() {
-            charge(&mut accounts, &mut locked, &mut decision);
-        } else {
-            deny(&mut accounts, &mut locked, || self.clock.now());
-        }
-        accounts.report(locked.rates.now, &mut decision);
-        let slots_are_full = locked.slots.as_ref().is_some_and(|slots| slots.full);
-        let is_full = locked.rates.overflowed || slots_are_full;
-        if is_full && !decision.is_allowed() {
-            decision.source = Source::Overflow;
-        }
-        if !peeks && is_full {
-            // A log subscriber may run any code, so the locks are released first.
-            drop(locked);
-            self.record_overflow(self.clock.now());
-        }
-        decision
     }
 
     /// Counts a decision about a shared account, and logs the first one.
     #[cold]
     pub(super) fn record_overflow(&self, now: u64) {
         self.warning.record(now, self.table.slots());
-    }
-
-    pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
-        let now = self.clock.now();
-        let until = now.saturating_add(nanos(time));
-        let slots = self.table.slots() / SLOTS_PER_BLOCK;
-        let blocks = self.blocks.get_or_init(|| Table::new(slots));
-        if !blocks.keep(self.key_id(charge), now, until) {
-            self.block_warning.record_block(now, slots);
-            return Decision::new(false, now).with_source(Source::Overflow);
-        }
-        self.blocked_until.fetch_max(until, Release);
-        Decision::new(true, now)
-    }
-
-    pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
-        if let Some(blocks) = self.blocks.get() {
-            blocks.end(self.key_id(charge), self.clock.now());
-        }
-        Decision::allow()
-    }
-
-    /// Returns `false` if no key is blocked now.
-    #[inline]
-    fn may_be_blocked(&self, now: u64) -> bool {
-        self.blocked_until.load(Acquire) > now
-    }
-
-    /// Denies the charges if a key is blocked.
-    #[cold]
-    fn deny_blocked(&self, charges: &[Charge<'_>], decision: &mut Decision) -> bool {
-        let Some(blocks) = self.blocks.get() else {
-            return false;
-        };
-        let now = self.clock.now();
-        let deciding = charges.iter().filter(|charge| charge.may_deny());
-        let left = deciding.map(|charge| (charge, blocks.left(self.key_id(charge), now)));
-        let Some((charge, left)) = left
-            .max_by_key(|(_, left)| *left)
-            .filter(|longest| longest.1 > 0)
-        else {
-            return false;
-        };
-        let limit = charge.quotas.first().map_or(1, Quota::limit);
-        let outcome = Outcome::block(charge.rule, limit, Duration::from_nanos(left));
-        *decision = Decision::new(false, now)
-            .with_blocked()
-            .with_outcome(outcome);
-        true
     }
 }
 
@@ -423,25 +266,18 @@ impl Ledger {
     pub(super) fn collect<'a>(&self, charges: &[Charge<'a>], accounts: &mut Accounts<'a>) {
         for charge in charges {
             let key = self.key_id(charge);
-            let rule = charge.rule;
-            let only = charge.quota_index;
             let demand = charge.demand();
-            let report_only = charge.report_only;
-            for (quota_index, quota) in charge.quotas.iter().enumerate() {
-                if only.is_some_and(|only| only != quota_index) {
-                    continue;
-                }
+            for (quota_index, quota) in charge.charged_quotas() {
                 let address = QuotaAddress::at(charge.quotas, quota_index);
                 let id = quota_id(key, address);
-                accounts.has_slots |= quota.is_concurrent();
-                let at = Located::new(id, rule, quota_index, address, quota.is_concurrent());
-                let evaluation = Evaluation::at_once(false);
+                let at = Located::new(id, charge.rule, quota_index, address);
+                let is_elsewhere = quota.is_concurrent();
                 accounts.add(Account {
-                    at,
+                    at: if is_elsewhere { at.elsewhere() } else { at },
                     quota,
                     demand,
-                    report_only,
-                    evaluation,
+                    report_only: charge.report_only,
+                    evaluation: Evaluation::at_once(false),
                 });
             }
         }
@@ -501,8 +337,27 @@ fn plain_quotas<'c, const N: usize>(charges: &'c [Charge<'_>]) -> Option<[PlainQ
 
 /// Returns `true` if one instant is the whole state of an account.
 #[inline]
-fn is_plain(quota: &Quota) -> bool {
+pub(super) fn is_plain(quota: &Quota) -> bool {
     quota.is_gcra() && quota.initial().is_none()
+}
+
+/// Replaces the evaluations of allowed demands by those of a denied decision.
+///
+/// The waits of a denial are those of callers that do not queue.
+#[inline(always)]
+fn deny_plain<const N: usize>(
+    all: &[PlainQuota<'_>; N],
+    states: [u64; N],
+    now: u64,
+    evaluations: &mut [Evaluation; N],
+) {
+    for at in 0..N {
+        if evaluations[at].allowed {
+            let PlainQuota { charge, quota, .. } = all[at];
+            let demand = charge.demand().without_queueing();
+            evaluations[at] = gcra::look(states[at], quota, now, demand);
+        }
+    }
 }
 
 /// Returns the decision on plain quotas.
@@ -513,172 +368,15 @@ fn plain_decision<const N: usize>(
     now: u64,
 ) -> Decision {
     let mut decision = Decision::new(true, now);
-    let all = quotas
-        .iter()
-        .zip(evaluations)
-        .map(|(plain, evaluation)| Evaluated {
-            rule: plain.charge.rule,
-            quota_index: plain.index,
-            report_only: plain.charge.report_only,
-            evaluation,
-        });
-    report(all, now, &mut decision);
+    let demands = quotas.iter().zip(evaluations);
+    let demands = demands.map(|(plain, evaluation)| Evaluated {
+        rule: plain.charge.rule,
+        quota_index: plain.index,
+        report_only: plain.charge.report_only,
+        evaluation,
+    });
+    report(demands, now, &mut decision);
     decision
-}
-
-/// The locked accounts of a decision.
-struct Locked<'a> {
-    rates: LockedAccounts<'a>,
-    slots: Option<LockedSlots<'a>>,
-    /// `true` if the decision changes nothing.
-    peeks: bool,
-}
-
-#[inline]
-fn look_at_all(all: &mut [Account<'_>], locked: &mut Locked<'_>) {
-    for index in 0..all.len() {
-        all[index].evaluation = look(all, index, locked);
-    }
-}
-
-/// Evaluates the demand of an account. New keys on one shared account count together.
-#[inline]
-fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
-    let account = &all[index];
-    if account.quota.is_concurrent()
-        && let Some(slots) = &mut locked.slots
-    {
-        return slots::look(account, slots);
-    }
-    let Account {
-        at, quota, demand, ..
-    } = account;
-    let now = locked.rates.now;
-    let mut others = 0;
-    if is_plain(quota)
-        && let Some(instant) = locked.rates.instant(at)
-    {
-        return gcra::look(*instant, quota, now, *demand);
-    }
-    if locked.rates.overflowed {
-        if demand.cost > 0
-            && let Some(retry_ns) = locked.rates.shared_wait(at)
-        {
-            return Evaluation::denied(retry_ns);
-        }
-        let same = all
-            .iter()
-            .enumerate()
-            .filter(|(i, other)| *i != index && other.at.shares(&account.at));
-        others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
-    }
-    locked.rates.look(at, |state| {
-        if others == 0 {
-            return algorithm::look(state, quota, now, *demand);
-        }
-        let mut after = state.cloned();
-        algorithm::adjust(&mut after, quota, now, others);
-        algorithm::look(after.as_ref(), quota, now, *demand)
-    })
-}
-
-/// Charges the accounts of an allowed decision.
-#[inline]
-fn charge(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, decision: &mut Decision) {
-    let now = locked.rates.now;
-    for index in 0..accounts.distinct.len() {
-        let charges = accounts.charges(index);
-        if locked.peeks {
-            if charges {
-                accounts.distinct[index].evaluation = preview(&accounts.distinct, index, locked);
-            }
-            continue;
-        }
-        let account = &mut accounts.distinct[index];
-        let quota = account.quota;
-        let demand = account.demand;
-        if let (true, Some(slots)) = (quota.is_concurrent(), &mut locked.slots) {
-            if charges {
-                slots::hold(account, slots, decision);
-            }
-        } else if !charges {
-            // A report-only rule that is not charged still creates the account.
-            open(account, &mut locked.rates);
-        } else if is_plain(quota)
-            && let Some(instant) = locked.rates.instant(&account.at)
-        {
-            let (new, evaluation) = gcra::take(*instant, quota, now, demand);
-            *instant = new.unwrap_or(*instant);
-            account.evaluation = evaluation;
-        } else {
-            account.evaluation = locked.rates.update(&mut account.at, quota, |state| {
-                algorithm::take(state, quota, now, demand)
-            });
-        }
-    }
-}
-
-/// Returns the evaluation of an account after its charge, and changes nothing.
-fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
-    let Account {
-        at,
-        quota,
-        mut evaluation,
-        ..
-    } = all[index];
-    let demand = all[index].demand;
-    if quota.is_concurrent() {
-        slots::add_held(&mut evaluation, demand.cost);
-        return evaluation;
-    }
-    let now = locked.rates.now;
-    let shared = all[..index]
-        .iter()
-        .filter(|other| other.at.shares(&all[index].at));
-    let earlier = shared.map(|other| i64::from(other.demand.cost)).sum();
-    locked.rates.look(&at, |state| {
-        let mut after = state.cloned();
-        if earlier > 0 {
-            algorithm::adjust(&mut after, quota, now, earlier);
-        }
-        algorithm::take(&mut after, quota, now, demand)
-    })
-}
-
-/// Adds the waits of a denied decision, and creates accounts with `initial` units.
-#[inline(never)]
-fn deny(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl FnOnce() -> u64) {
-    let all = &mut *accounts.distinct;
-    if let Some(slots) = &mut locked.slots {
-        slots::deny(all, slots, clock(), locked.peeks);
-    }
-    // The waits of a denial are those of callers that do not queue.
-    for index in 0..all.len() {
-        if all[index].demand.max_wait > 0 && !all[index].quota.is_concurrent() {
-            all[index].demand.max_wait = 0;
-            all[index].evaluation = look(all, index, locked);
-        }
-    }
-    if !locked.peeks && accounts.retry_ns() != NEVER {
-        accounts
-            .distinct
-            .iter_mut()
-            .for_each(|account| open(account, &mut locked.rates));
-    }
-}
-
-/// Creates an account with `initial` units, without a charge.
-#[inline]
-fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
-    let quota = account.quota;
-    let demand = account.demand;
-    let now = locked.now;
-    // A new key may have been denied because its quota cannot have a shared account.
-    if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
-        locked.update(&mut account.at, quota, |state| {
-            algorithm::open(state, quota, now, demand);
-        });
-    }
 }
 
 #[cfg(test)]
@@ -727,8 +425,12 @@ mod tests {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
                 assert!(
-                    ledger.take(&[charge], &Context::default(), |decision| decision
-                        .is_allowed()),
+                    ledger.take(
+                        &[charge],
+                        &Context::default(),
+                        || ledger.clock.now(),
+                        |decision| decision.is_allowed()
+                    ),
                     "{algorithm:?}"
                 );
             };
@@ -776,7 +478,7 @@ mod tests {
             for charges in of {
                 let ledger = ledger();
                 for behind in [0, 3, 7] {
-                    let decision = ledger.take_at(
+                    let decision = ledger.take(
                         &charges,
                         &Context::default(),
                         || 10 * SECOND - behind,
@@ -788,7 +490,7 @@ mod tests {
                     );
                 }
                 let denied =
-                    ledger.take_at(&charges, &Context::default(), || 10 * SECOND - 9, |it| it);
+                    ledger.take(&charges, &Context::default(), || 10 * SECOND - 9, |it| it);
                 assert!(!denied.is_allowed(), "{algorithm:?} has three units");
             }
         }
@@ -803,7 +505,7 @@ mod tests {
         for behind in [0, 1, 5] {
             assert!(
                 ledger
-                    .take_at(
+                    .take(
                         &[charge],
                         &Context::default(),
                         || 10 * SECOND - behind,
@@ -815,7 +517,7 @@ mod tests {
         }
         assert!(
             !ledger
-                .take_at(&[charge], &Context::default(), || 10 * SECOND - 5, |it| it)
+                .take(&[charge], &Context::default(), || 10 * SECOND - 5, |it| it)
                 .is_allowed()
         );
     }
@@ -831,13 +533,13 @@ mod tests {
         let ledger = Ledger::new(clock, 64);
         assert!(
             ledger
-                .take_at(&charge, &Context::default(), || 0, |it| it)
+                .take(&charge, &Context::default(), || 0, |it| it)
                 .is_allowed()
         );
         mock.increment(SECOND);
         assert!(
             ledger
-                .take_at(&charge, &Context::default(), || SECOND - 1, |it| it)
+                .take(&charge, &Context::default(), || SECOND - 1, |it| it)
                 .is_allowed()
         );
     }
@@ -875,10 +577,9 @@ mod tests {
                 for behind in [1, 3, SECOND / 4 + 1, 2 * SECOND] {
                     let ledger = ledger();
                     let unused = rows(&ledger, &charges);
-                    let first =
-                        ledger.take_at(&charges, &Context::default(), || 10 * SECOND, |it| it);
+                    let first = ledger.take(&charges, &Context::default(), || 10 * SECOND, |it| it);
                     let before = rows(&ledger, &charges);
-                    let late = ledger.take_at(
+                    let late = ledger.take(
                         &charges,
                         &Context::default(),
                         || 10 * SECOND - behind,
@@ -931,7 +632,7 @@ mod tests {
                                     0
                                 };
                                 let now = ledger.clock.now() - late * MILLIS;
-                                passed += u32::from(ledger.take_at(
+                                passed += u32::from(ledger.take(
                                     &charge,
                                     &Context::default(),
                                     || now,

@@ -1,7 +1,9 @@
 //! The embedded store: exact, with fixed memory, at any load.
 
 mod accounts;
+mod blocks;
 mod changes;
+mod decide;
 mod held;
 mod ledger;
 mod slots;
@@ -199,18 +201,24 @@ impl Store for LocalStore {
 
     #[inline(always)]
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        Answer::Now(Ok(match op {
+        let decision = match op {
             Op::Take(charges) => {
-                return self
-                    .ledger
-                    .take(charges, context, |decision| Answer::Now(Ok(decision)));
+                let clock = &self.ledger.clock;
+                // Answered in place, because moving a decision is slow.
+                return self.ledger.take(
+                    charges,
+                    context,
+                    || clock.now(),
+                    |decision| Answer::Now(Ok(decision)),
+                );
             }
             Op::Peek(charges) => self.ledger.peek(charges, self.ledger.clock.now()),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units, context.followed),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),
             Op::Unblock(charge) => self.ledger.unblock(charge),
-        }))
+        };
+        Answer::Now(Ok(decision))
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -236,20 +244,14 @@ impl Store for LocalStore {
     fn health(&self) -> BoxFuture<Health> {
         let store = self.clone();
         Box::pin(async move {
-            let Stats {
-                slots,
-                active,
-                overflowed,
-                ..
-            } = store.stats();
-            let over = match overflowed {
-                0 => String::new(),
-                n => format!("; {n} decisions over a shared account: increase the capacity"),
-            };
-            Health::healthy(
-                "local",
-                format!("{active} of {slots} accounts in use{over}"),
-            )
+            let stats = store.stats();
+            let mut detail = format!("{} of {} accounts in use", stats.active, stats.slots);
+            if stats.overflowed > 0 {
+                let over = stats.overflowed;
+                detail +=
+                    &format!("; {over} decisions over a shared account: increase the capacity");
+            }
+            Health::healthy("local", detail)
         })
     }
 }

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use super::{
     accounts::Account,
-    held::{self, LockedSlots, Shard},
+    held::{self, Held, LockedSlots, Shard},
 };
 use crate::{
     algorithm::{Demand, Evaluation, concurrent},
     decision::{Decision, FreeSlots, Hold, NEVER, Outcome, UNKNOWN_WAIT},
-    name::RuleName,
     quota::Quota,
-    store::waiter::Rank,
+    store::{Charge, waiter::Rank},
 };
 
 impl FreeSlots for Shard {
@@ -21,25 +20,26 @@ impl FreeSlots for Shard {
     }
 }
 
-/// Takes slots of an account, if they are free and no request waits for them. Adds them to a new
-/// decision.
+/// Takes slots of the first quota of a charge, if they are free and no request waits for them. Adds them
+/// to a new decision.
 #[inline(always)]
 pub(super) fn take(
     shard: &Arc<Shard>,
     id: u64,
-    rule: RuleName,
-    quota: &Quota,
+    charge: &Charge<'_>,
     demand: Demand,
     decision: &mut Decision,
 ) -> Option<()> {
+    let quota = &charge.quotas[0];
     let need = demand.need();
     let cost = demand.cost.into();
     let most = quota.raised_limit().checked_sub(need)?;
-    let (held, epoch) = shard.lock().hold_within(most, id, demand.headroom, cost)?;
+    let Held { before, epoch } = shard.lock().hold_within(most, id, demand.headroom, cost)?;
     decision.hold(hold_of(shard, id, epoch, quota, demand.cost));
-    decision.overage = held + need > quota.limit().into();
-    let snapshot = concurrent::snapshot(held + cost, quota, 0);
-    decision.outcomes.push(Outcome::with(rule, 0, snapshot));
+    decision.overage = before + need > quota.limit().into();
+    let snapshot = concurrent::snapshot(before + cost, quota, 0);
+    let outcome = Outcome::with(charge.rule, 0, snapshot);
+    decision.outcomes.push(outcome);
     Some(())
 }
 
@@ -51,8 +51,8 @@ pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evalua
     let demand = account.demand;
     let rank = Rank::new(slots.waiter, demand.headroom);
     let room = slots.get(id).and_then(|keys| keys.room(id, rank));
-    let (held, is_next) = room.unwrap_or((0, false));
-    if is_next || demand.cost == 0 {
+    let held = room.map_or(0, |room| room.held);
+    if demand.cost == 0 || room.is_some_and(|room| room.is_next) {
         return concurrent::look(held, quota, demand);
     }
     slots.full |= room.is_none();
@@ -69,21 +69,16 @@ pub(super) fn hold(
     slots: &mut LockedSlots<'_>,
     decision: &mut Decision,
 ) {
-    let Account {
-        at,
-        quota,
-        demand,
-        evaluation,
-        ..
-    } = account;
-    let shard = slots.table.shard(at.id);
-    let Some(keys) = slots.get(at.id) else { return };
-    add_held(evaluation, demand.cost);
-    let epoch = keys.hold(at.id, demand.cost.into());
-    decision.hold(hold_of(shard, at.id, epoch, quota, demand.cost));
+    let id = account.at.id;
+    let cost = account.demand.cost;
+    let shard = slots.table.shard(id);
+    let Some(keys) = slots.get(id) else { return };
+    add_held(&mut account.evaluation, cost);
+    let epoch = keys.hold(id, cost.into());
+    decision.hold(hold_of(shard, id, epoch, account.quota, cost));
     if slots.waiter.is_some() {
         // A raised limit may have room for the next request as well.
-        slots.call_next(at.id, quota.raised_limit());
+        slots.call_next(id, account.quota.raised_limit());
     }
 }
 
@@ -103,44 +98,38 @@ pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     }
 }
 
-/// Returns `true` if the request may wait for slots of the account.
-fn may_wait(account: &Account<'_>) -> bool {
-    account.demand.max_wait > 0 && account.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT
-}
-
-/// Adds the estimated wait to each denial, and the request of a denied decision to the queue of the
-/// first account without enough free slots, unless another account denies it as well. A peek only adds
-/// the estimated waits.
-pub(super) fn deny(
-    accounts: &mut [Account<'_>],
-    slots: &mut LockedSlots<'_>,
-    now: u64,
-    peeks: bool,
-) {
-    for Account {
-        at,
-        quota,
-        demand,
-        evaluation,
-        ..
-    } in &mut *accounts
-    {
-        if let Some(held) = evaluation.snapshot.held()
-            && ![0, NEVER].contains(&evaluation.snapshot.retry_ns())
-            && let Some(keys) = slots.get(at.id)
-        {
-            if !peeks {
-                keys.deny(at.id, now);
-            }
-            let missing = concurrent::missing(held, quota, *demand);
-            evaluation
-                .snapshot
-                .set_free_in(keys.estimated_wait(at.id, missing, now));
+/// Records the denials of an account that are not permanent, with the instant of the first.
+pub(super) fn record_denials(accounts: &[Account<'_>], slots: &mut LockedSlots<'_>, now: u64) {
+    for account in accounts.iter().filter(|account| lacks_slots(account)) {
+        if let Some(keys) = slots.get(account.at.id) {
+            keys.deny(account.at.id, now);
         }
     }
-    if peeks {
-        return;
+}
+
+/// Adds the estimated wait to each denial that is not permanent.
+pub(super) fn estimate_waits(accounts: &mut [Account<'_>], slots: &mut LockedSlots<'_>, now: u64) {
+    for account in accounts.iter_mut().filter(|account| lacks_slots(account)) {
+        let id = account.at.id;
+        let snapshot = &mut account.evaluation.snapshot;
+        if let Some(held) = snapshot.held()
+            && let Some(keys) = slots.get(id)
+        {
+            let missing = concurrent::missing(held, account.quota, account.demand);
+            snapshot.set_free_in(keys.estimated_wait(id, missing, now));
+        }
     }
+}
+
+/// Returns `true` if the account has too few free slots now, and not for ever.
+fn lacks_slots(account: &Account<'_>) -> bool {
+    let snapshot = &account.evaluation.snapshot;
+    snapshot.held().is_some() && ![0, NEVER].contains(&snapshot.retry_ns())
+}
+
+/// Adds the request of a denied decision to the queue of the first account without enough free slots,
+/// unless another account denies it as well.
+pub(super) fn join_queue(accounts: &[Account<'_>], slots: &mut LockedSlots<'_>) {
     let mut denying = accounts
         .iter()
         .filter(|account| !account.report_only && !account.evaluation.allowed);
@@ -148,28 +137,31 @@ pub(super) fn deny(
         && !slots.full
         && denying.all(may_wait)
     {
+        let limit = first.quota.raised_limit();
         let Demand {
             headroom, max_wait, ..
         } = first.demand;
-        slots.join(first.at.id, headroom, first.quota.raised_limit(), max_wait);
+        slots.join(first.at.id, headroom, limit, max_wait);
     }
-    for Account {
-        at,
-        quota,
-        evaluation,
-        ..
-    } in accounts
-    {
-        if evaluation.snapshot.held().is_some() {
+    for account in accounts {
+        if account.evaluation.snapshot.held().is_some() {
             // A raised limit may have room for a request that waits.
-            slots.call_next(at.id, quota.raised_limit());
+            slots.call_next(account.at.id, account.quota.raised_limit());
         }
     }
 }
 
+/// Returns `true` if the request may wait for slots of the account.
+fn may_wait(account: &Account<'_>) -> bool {
+    account.demand.max_wait > 0 && account.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{super::held::HeldKeys, *};
+    use super::{
+        super::held::{HeldKeys, Room},
+        *,
+    };
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -208,7 +200,11 @@ mod tests {
         let rank = Rank::new(None, 0);
         assert!(shard.lock().room(10_001, rank).is_none());
         assert!(
-            shard.lock().room(10_000, rank) == Some((1, true)),
+            shard.lock().room(10_000, rank)
+                == Some(Room {
+                    held: 1,
+                    is_next: true
+                }),
             "it has an entry"
         );
         all.into_iter()

@@ -22,8 +22,8 @@ const QUIET: u64 = MINUTE;
 /// The number of short-lived stores of a line of code, dropped within a minute, that is logged.
 const REBUILDS: u32 = 32;
 
-/// For each line of code: the start of a minute, and the short-lived stores dropped since then.
-static DROPPED: Mutex<BTreeMap<&Location<'_>, (u64, u32)>> = Mutex::new(BTreeMap::new());
+/// The short-lived stores that were dropped, by the line of code that created them.
+static DROPPED: Mutex<BTreeMap<&Location<'_>, Dropped>> = Mutex::new(BTreeMap::new());
 
 /// Counts decisions and blocks for which the store has no free slot, and logs the first of them.
 #[derive(Debug, Default)]
@@ -129,17 +129,9 @@ impl Drop for RebuildDetector {
         if !self.has_layer.load(Relaxed) || now.saturating_sub(self.created) >= MINUTE {
             return;
         }
-        let mut dropped = DROPPED.lock();
-        let (since, stores) = dropped.entry(self.location).or_insert((now, 0));
-        // A line of code that was logged counts on, so it is not logged again.
-        if *stores < REBUILDS && now.saturating_sub(*since) >= MINUTE {
-            (*since, *stores) = (now, 0);
-        }
-        *stores = stores.saturating_add(1);
-        let is_logged = *stores == REBUILDS;
         // A log subscriber may run any code, so the lock is released first.
-        drop(dropped);
-        if is_logged {
+        let stores = count_dropped(self.location, now);
+        if stores == REBUILDS {
             let location = self.location;
             warn!(
                 target: "tower_sluice::lint",
@@ -151,4 +143,27 @@ impl Drop for RebuildDetector {
             );
         }
     }
+}
+
+/// The short-lived stores of a line of code that were dropped within a minute.
+struct Dropped {
+    /// The start of the minute.
+    since: u64,
+    stores: u32,
+}
+
+/// Counts a short-lived store. Returns the stores of its line of code within the minute.
+fn count_dropped(location: &'static Location<'static>, now: u64) -> u32 {
+    let mut all = DROPPED.lock();
+    let dropped = all.entry(location).or_insert(Dropped {
+        since: now,
+        stores: 0,
+    });
+    // A line of code that was logged counts on, so it is not logged again.
+    if dropped.stores < REBUILDS && now.saturating_sub(dropped.since) >= MINUTE {
+        dropped.since = now;
+        dropped.stores = 0;
+    }
+    dropped.stores = dropped.stores.saturating_add(1);
+    dropped.stores
 }

@@ -83,10 +83,10 @@ where
             return Answer::Later(Box::pin(async { later.await.map_err(TimeoutError::Store) }));
         }
         Answer::Later(Box::pin(async move {
-            match timeout(limit.saturating_sub(start.elapsed()), later).await {
-                Ok(decision) => decision.map_err(TimeoutError::Store),
-                Err(_) => Err(elapsed(limit)),
-            }
+            let left = limit.saturating_sub(start.elapsed());
+            let answer = timeout(left, later).await;
+            let decision = answer.map_err(|_| elapsed(limit))?;
+            decision.map_err(TimeoutError::Store)
         }))
     }
 

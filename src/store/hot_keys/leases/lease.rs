@@ -1,5 +1,7 @@
 //! A lease, and the balance of each of its quotas.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use super::shares::Share;
@@ -33,7 +35,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Creates a lease after a charge for `calls` calls.
+    /// Creates a lease after a charge for `calls` calls. `time` is that of the call to the store.
     ///
     /// Returns `None` if the decision lacks data for a balance.
     pub(super) fn new(
@@ -41,29 +43,27 @@ impl Lease {
         tags: &[u64],
         calls: u32,
         taken: &Decision,
-        [requested_at, received_at]: [u64; 2],
+        time: Range<u64>,
     ) -> Option<Self> {
         let quotas = Charge::all_quotas(charges);
         let rules = quotas.clone().map(|charged| charged.charge.rule);
         if !rules.eq(taken.outcomes().iter().map(Outcome::rule)) {
             return None;
         }
-        // A clock of whole microseconds may be behind by one.
-        let from = requested_at.saturating_sub(1_000);
-        let mut balances = SmallVec::new();
-        for (charged, outcome) in quotas.zip(taken.outcomes()) {
+        let from = earliest(time.start);
+        let balances = quotas.zip(taken.outcomes()).map(|(charged, outcome)| {
             let units = charged.charge.cost.saturating_mul(calls);
-            balances.push(Balance::new(charged.quota, outcome, units, from)?);
-        }
+            Balance::new(charged.quota, outcome, units, from)
+        });
         Some(Self {
             tags: tags.into(),
-            balances,
+            balances: balances.collect::<Option<_>>()?,
             charges: charges.into(),
             taken: taken.clone(),
-            requested_at,
-            received_at,
+            requested_at: time.start,
+            received_at: time.end,
             calls: calls - 1,
-            last: received_at,
+            last: time.end,
             share: None,
         })
     }
@@ -129,16 +129,13 @@ impl Lease {
         let at = self.with_clock_error(now);
         let mut receipt = Decision::new(true, self.taken.at).with_source(self.taken.source());
         self.charges.with(|charges| {
-            let quotas = charges.iter().flat_map(|charge| {
-                charge
-                    .charged_quotas()
-                    .map(move |(index, _)| charge.with_quota_index(index))
-            });
             let mut unused = SmallVec::<[Charge<'_>; 4]>::new();
-            let balances = self.balances.iter().map(|balance| balance.units(at));
-            for ((quota, units), outcome) in quotas.zip(balances).zip(self.taken.outcomes()) {
+            let quotas = Charge::all_quotas(charges).zip(&self.balances);
+            for ((charged, balance), outcome) in quotas.zip(self.taken.outcomes()) {
+                let units = balance.units(at);
                 if units > 0 {
-                    unused.push(quota.with_cost(units));
+                    let charge = charged.charge.with_quota_index(charged.index);
+                    unused.push(charge.with_cost(units));
                     receipt.outcomes.push(*outcome);
                 }
             }
@@ -147,6 +144,11 @@ impl Lease {
             }
         });
     }
+}
+
+/// Returns the earliest instant that a clock of whole microseconds may show for an instant.
+pub(super) fn earliest(instant: u64) -> u64 {
+    instant.saturating_sub(1_000)
 }
 
 /// The balance of one quota: borrowed units that are not used yet.
@@ -324,7 +326,7 @@ mod tests {
         taken
             .outcomes
             .push(Outcome::with(RuleName::default(), 0, snapshot));
-        let lease = Lease::new(&[charge], &[1], 10, &taken, [SECOND, 2 * SECOND]).expect("a lease");
+        let lease = Lease::new(&[charge], &[1], 10, &taken, SECOND..2 * SECOND).expect("a lease");
         let left = |millis: u64| {
             let at = lease.with_clock_error(SECOND + millis * 1_000_000);
             lease.balances[0].units(at)

@@ -23,10 +23,12 @@
 //!
 //! **Fixed windows.** A balance belongs to one window, and ends with that window.
 
+mod borrow;
+mod hot_call;
 mod lease;
 mod shares;
 
-use std::{cell::Cell, convert::identity, mem, sync::Arc, time::Duration};
+use std::{convert::identity, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -37,13 +39,15 @@ use tokio::{
 };
 
 use self::{
+    borrow::Borrow,
+    hot_call::{BorrowOperation, HotCall},
     lease::Lease,
-    shares::{Percent, Share, Shares},
+    shares::{Percent, Reserved, Shares},
 };
-use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules, is_plain};
+use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules};
 use crate::{
     algorithm::Demand,
-    decision::{Decision, Outcome},
+    decision::Decision,
     quota::Quota,
     store::{
         Answer, BoxFuture, Charge, Context, Health, Instances, Op, OwnedCharges, Store,
@@ -59,8 +63,6 @@ const SPAN: u64 = 200_000_000;
 const MAX_WAITS: u8 = 2;
 /// The age of a borrow operation from which on no call waits for it, because its runtime may be blocked.
 const MAX_WAIT: Duration = Duration::from_nanos(SPAN / 2);
-/// The minimum number of recent calls for a lease.
-const HOT: u32 = 4;
 type LockedSet<'a> = MutexGuard<'a, HotEntries<HotCall>>;
 type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 
@@ -96,8 +98,8 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 ///   refill with time.
 /// - **Changes by this process** take effect immediately. A [`reset`](crate::StoreExt::reset), a
 ///   [`block`](crate::StoreExt::block) or a new limit ends the leases of the key. Units under the old
-///   limit are not returned. Quotas with another period or algorithm leave the leases alone. Until a reset, a block or a refund is made, no units of the key are
-///   borrowed.
+///   limit are not returned. Quotas with another period or algorithm leave the leases alone. While a
+///   reset, a block or a refund is being made, no units of the key are borrowed.
 /// - **Changes by other processes** take effect when the lease is used up, and after
 ///   [`max_age`](Leased::max_age) at the latest.
 /// - **Several charges** of one call are borrowed together, or not at all. A lease serves only
@@ -288,6 +290,22 @@ impl<S: Store> Leased<S> {
     }
 }
 
+/// The next step of a call.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a decision is moved to the caller at once"
+)]
+enum NextStep<S: Store + 'static> {
+    /// A lease admits the call.
+    Admit(Decision),
+    /// This lease has ended, so its units are returned. Then the call starts again.
+    Return(Box<Lease>),
+    Borrow(Borrow<S>),
+    /// Another call borrows units.
+    Wait(BorrowOperation),
+    Bypass,
+}
+
 impl<S: Store + Send + Sync + 'static> Leases<S> {
     /// Decides with a lease, or calls the store.
     ///
@@ -298,8 +316,29 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         context: &Context<'_>,
         waits: u8,
     ) -> Answer<Later<S>> {
+        match self.next_step(charges) {
+            NextStep::Admit(decision) => Answer::Now(Ok(decision)),
+            NextStep::Return(lease) => {
+                lease.return_units(&*self.inner, self.table.now());
+                drop(lease);
+                self.take(charges, context, waits)
+            }
+            NextStep::Borrow(borrow) => borrow.run(charges, context),
+            NextStep::Wait(operation)
+                if waits < MAX_WAITS && operation.start.elapsed() < MAX_WAIT =>
+            {
+                self.wait(operation, charges, context, waits)
+            }
+            NextStep::Wait(_) | NextStep::Bypass => {
+                self.inner.call(Op::Take(charges), context).then(identity)
+            }
+        }
+    }
+
+    /// Chooses the next step of a call, and counts the call.
+    fn next_step(self: &Arc<Self>, charges: &[Charge<'_>]) -> NextStep<S> {
         if !are_borrowable(charges, &self.shares.percent) {
-            return self.bypass(charges, context);
+            return NextStep::Bypass;
         }
         let key = self.table.key(charges);
         let now = self.table.now();
@@ -308,52 +347,40 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
             entries.add(key, HotCall::default(), HotCall::rank);
         }
         let Some(call) = entries.of(key).next() else {
-            drop(entries);
-            return self.bypass(charges, context);
+            return NextStep::Bypass;
         };
-        let lease = call
-            .lease
-            .as_mut()
-            .filter(|lease| lease.age(now) < self.table.max_age);
-        if let Some(decision) = lease.and_then(|lease| lease.admit(charges, now)) {
-            return Answer::Now(Ok(decision));
+        if let Some(decision) = call.admit(charges, now, self.table.max_age) {
+            return NextStep::Admit(decision);
         }
         if let Some(lease) = call.end_lease(now) {
-            drop(entries);
-            lease.return_units(&*self.inner, now);
-            drop(lease);
-            return self.take(charges, context, waits);
+            return NextStep::Return(lease);
         }
         call.count(1.0, now);
-        let other = call.borrow_operation();
-        let starts = other.is_none();
-        let borrow = if starts {
-            self.borrow(key, call, charges)
-        } else {
-            None
-        };
-        drop(entries);
-        if let Some(borrow) = borrow {
-            return borrow.run(charges, context);
+        if let Some(operation) = call.borrow_operation() {
+            return NextStep::Wait(operation);
         }
-        let wait = other.filter(|(start, _)| waits < MAX_WAITS && start.elapsed() < MAX_WAIT);
-        let Some((start, mut end)) = wait else {
-            return self.bypass(charges, context);
-        };
+        self.borrow(key, call, charges)
+            .map_or(NextStep::Bypass, NextStep::Borrow)
+    }
+
+    /// Asks again after another call has borrowed units.
+    fn wait(
+        self: &Arc<Self>,
+        mut operation: BorrowOperation,
+        charges: &[Charge<'_>],
+        context: &Context<'_>,
+        waits: u8,
+    ) -> Answer<Later<S>> {
         let leases = self.clone();
         let charges = OwnedCharges::from(charges);
         let context = OwnedContext::from(context);
         Answer::Later(Box::pin(async move {
             // Only the end of the operation changes the channel.
-            let _ = timeout_at(start + MAX_WAIT, end.changed()).await;
+            let _ = timeout_at(operation.start + MAX_WAIT, operation.end.changed()).await;
             charges
                 .with(|charges| leases.take(charges, &context.get(), waits + 1))
                 .await
         }))
-    }
-
-    fn bypass(&self, charges: &[Charge<'_>], context: &Context<'_>) -> Answer<Later<S>> {
-        self.inner.call(Op::Take(charges), context).then(identity)
     }
 
     /// Starts to borrow units, if the call is hot and the store is not short of units.
@@ -365,15 +392,13 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
     ) -> Option<Borrow<S>> {
         let now = self.table.now();
         let size = call.lease_size(now)?;
-        let tagged: SmallVec<[_; 2]> = charges
-            .iter()
-            .map(|charge| (charge, self.table.tag(charge)))
-            .collect();
-        let tags: SmallVec<[u64; 2]> = tagged.iter().map(|(_, tag)| *tag).collect();
+        let all = charges.iter();
+        let tags: SmallVec<[u64; 2]> = all.map(|charge| self.table.tag(charge)).collect();
         let changes = self.table.changes(&tags);
-        let (calls, share) = self.shares.reserve(&tagged, size)?;
+        let Reserved { calls, share } = self.shares.reserve(charges, &tags, size)?;
         let (sender, end) = watch::channel(());
-        call.borrow = Some((Instant::now(), end));
+        let start = Instant::now();
+        call.borrow = Some(BorrowOperation { start, end });
         Some(Borrow {
             leases: self.clone(),
             key,
@@ -395,25 +420,32 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         };
         let leases = Arc::downgrade(self);
         drop(runtime.spawn(async move {
-            let mut exists = true;
-            while exists {
+            loop {
                 sleep(Duration::from_nanos(SPAN / 2)).await;
                 let Some(leases) = leases.upgrade() else {
                     return;
                 };
-                let now = leases.table.now();
-                let max_age = leases.table.max_age;
-                exists = false;
-                leases.end(leases.table.set(key.tag).entries.lock(), now, |lease| {
-                    exists |= lease.requested_at == requested_at;
-                    lease.age(now) >= max_age || now.saturating_sub(lease.last) >= SPAN
-                });
+                if !leases.end_unused(key, requested_at) {
+                    return;
+                }
             }
         }));
     }
 }
 
 impl<S: Store + 'static> Leases<S> {
+    /// Ends the unused and old leases of a set. Returns `true` if that which was borrowed at
+    /// `requested_at` existed until now.
+    fn end_unused(&self, key: HotKey, requested_at: u64) -> bool {
+        let now = self.table.now();
+        let mut existed = false;
+        self.end(self.table.set(key.tag).entries.lock(), now, |lease| {
+            existed |= lease.requested_at == requested_at;
+            lease.age(now) >= self.table.max_age || now.saturating_sub(lease.last) >= SPAN
+        });
+        existed
+    }
+
     fn end_all(&self, mut which: impl FnMut(&Lease) -> bool) {
         let now = self.table.now();
         self.table
@@ -477,288 +509,18 @@ impl<S: Store> Clone for Leased<S> {
     }
 }
 
-/// Recent calls with the same keys, which share a lease.
-#[derive(Debug, Default)]
-struct HotCall {
-    lease: Option<Box<Lease>>,
-    /// The start and the end of the latest borrow operation.
-    borrow: Option<(Instant, watch::Receiver<()>)>,
-    /// The number of calls in the 200 ms before `last_call`.
-    recent: f64,
-    last_call: u64,
-    /// The instant until which leases are limited to `max_calls`.
-    limited_until: u64,
-    max_calls: u32,
-}
-
-impl HotCall {
-    /// Returns the rank for a replacement, or `None` while the entry is in use.
-    fn rank(&self) -> Option<u64> {
-        let in_use = self.lease.is_some() || self.borrow_operation().is_some();
-        (!in_use).then_some(self.last_call)
-    }
-
-    /// Returns the start and the end of the borrow operation in progress, if any.
-    fn borrow_operation(&self) -> Option<(Instant, watch::Receiver<()>)> {
-        self.borrow
-            .clone()
-            .filter(|(_, end)| end.has_changed().is_ok())
-    }
-
-    fn end_lease(&mut self, now: u64) -> Option<Box<Lease>> {
-        let lease = self.lease.take()?;
-        // Expired units count as used.
-        let gone = f64::from(lease.calls_gone(now));
-        self.count(gone * SPAN as f64 / lease.age(now).max(SPAN) as f64, now);
-        Some(lease)
-    }
-
-    /// Returns the number of calls of the next lease, those of the last 200 ms, if the call is hot.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the largest count is saturated"
-    )]
-    fn lease_size(&self, now: u64) -> Option<u32> {
-        let calls = self.recent(now).round() as u32;
-        let most = if now < self.limited_until {
-            self.max_calls
-        } else {
-            u32::MAX
-        };
-        (calls >= HOT).then_some(calls.min(most))
-    }
-
-    fn count(&mut self, calls: f64, now: u64) {
-        (self.recent, self.last_call) = (self.recent(now) + calls, self.last_call.max(now));
-    }
-
-    /// Estimates the number of calls in the 200 ms before `now`.
-    fn recent(&self, now: u64) -> f64 {
-        let gone = now.saturating_sub(self.last_call).min(SPAN);
-        self.recent * (SPAN - gone) as f64 / SPAN as f64
-    }
-}
-
-/// An operation that borrows units for several calls. Its end wakes the waiting calls.
-struct Borrow<S: Store + 'static> {
-    leases: Arc<Leases<S>>,
-    key: HotKey,
-    /// The tags of the accounts.
-    tags: SmallVec<[u64; 2]>,
-    /// The number of calls for which units are borrowed.
-    calls: u32,
-    share: Option<Share>,
-    /// The instant of the last call to the store.
-    requested_at: u64,
-    /// The changes of the accounts that were counted before.
-    changes: u64,
-    /// `true` if the store recently had too few units.
-    scarce: bool,
-    /// `true` if the store had fewer units than requested.
-    partial: bool,
-    _end: watch::Sender<()>,
-}
-
-impl<S: Store + Send + Sync + 'static> Borrow<S> {
-    /// Borrows units. The operation continues if the caller is dropped.
-    fn run(mut self, charges: &[Charge<'_>], context: &Context<'_>) -> Answer<Later<S>> {
-        self.requested_at = self.leases.table.now();
-        let all = for_calls(charges, self.calls);
-        let later = match self.leases.inner.call(Op::Take(&all), context) {
-            Answer::Now(answer) => return self.decide(charges, context, answer),
-            Answer::Later(later) => later,
-        };
-        let charges = OwnedCharges::from(charges);
-        let context = OwnedContext::from(context);
-        let operation: Later<S> = Box::pin(async move {
-            let answer = later.await;
-            charges
-                .with(|charges| self.decide(charges, &context.get(), answer))
-                .await
-        });
-        let mut operation = Detached(operation, Cell::new(false));
-        Answer::Later(Box::pin(async move {
-            let decision = operation.0.as_mut().await;
-            operation.1.set(true);
-            decision
-        }))
-    }
-
-    /// Decides after an answer, or borrows fewer units.
-    fn decide(
-        mut self,
-        charges: &[Charge<'_>],
-        context: &Context<'_>,
-        answer: Result<Decision, S::Error>,
-    ) -> Answer<Later<S>> {
-        match answer {
-            Err(error) => {
-                self.limit(0, SPAN);
-                Answer::Now(Err(error))
-            }
-            Ok(taken) if taken.is_allowed() => Answer::Now(Ok(self.keep_units(charges, taken))),
-            Ok(denial) => match self.handle_denied(charges, denial) {
-                Some(denial) => Answer::Now(Ok(denial)),
-                None => self.run(charges, context),
-            },
-        }
-    }
-
-    /// Admits the call. Keeps the remaining units as a lease, or returns them to the store.
-    fn keep_units(&mut self, charges: &[Charge<'_>], taken: Decision) -> Decision {
-        let instants = [self.requested_at, self.leases.table.now()];
-        let lease = Lease::new(charges, &self.tags, self.calls, &taken, instants);
-        let Some(mut lease) = lease.filter(|_| taken.cause().is_cacheable()) else {
-            // The next decision will probably lack the same data.
-            self.limit(0, SPAN);
-            let rest = for_calls(charges, self.calls - 1);
-            self.leases.inner.undo(&rest, &taken, None);
-            return taken;
-        };
-        lease.spend(charges, lease.requested_at.saturating_sub(1_000));
-        let decision = lease
-            .decision(lease.received_at)
-            .with_source(lease.taken.source());
-        lease.share = self.share.take();
-        let mut unused = Some(Box::new(lease));
-        // The next lease is gathered as well, unless the store has enough units for it.
-        let is_scarce = self.scarce && available_calls(charges, &taken).now < self.calls;
-        self.update(|call, now| {
-            if is_scarce {
-                call.limited_until = now + SPAN;
-            }
-            if self.leases.table.changes(&self.tags) == self.changes {
-                mem::swap(&mut call.lease, &mut unused);
-            }
-        });
-        if let Some(lease) = unused {
-            lease.return_units(&*self.leases.inner, instants[1]);
-        }
-        self.leases.return_unused(self.key, self.requested_at);
-        decision
-    }
-
-    /// Returns the denial of the call, or `None` to borrow fewer units.
-    ///
-    /// If the store recently had too few units, denies calls until a whole lease is available:
-    /// single units would cost a round trip each.
-    fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Option<Decision> {
-        let AvailableCalls { now: left, soon } = available_calls(charges, &denial);
-        let gathers = self.scarce && self.calls <= soon;
-        if !gathers && (soon > 1 || left == 0) {
-            let wait = denial
-                .outcomes()
-                .iter()
-                .map(Outcome::retry_ns)
-                .max()
-                .unwrap_or(SPAN);
-            self.limit(soon, if soon > 1 { SPAN } else { wait });
-        }
-        if left > 0 && !gathers && !denial.is_blocked() && self.calls > 1 {
-            // Other processes take units at the same time.
-            self.calls = if self.partial {
-                1
-            } else {
-                left.min(self.calls - 1)
-            };
-            self.partial = true;
-            return None;
-        }
-        let mut own = denial.clone();
-        for (charged, outcome) in Charge::all_quotas(charges).zip(&mut own.outcomes) {
-            *outcome = for_cost_of(charged.charge, outcome);
-        }
-        // The units left may be enough for one call.
-        let is_denial = own.outcomes().iter().any(Outcome::is_denied) && !gathers;
-        Some(if is_denial { own } else { denial })
-    }
-
-    /// Limits the next leases of the call to `max_calls` for `time`.
-    fn limit(&self, max_calls: u32, time: u64) {
-        self.update(|call, now| {
-            (call.max_calls, call.limited_until) = (max_calls, now + time.min(SPAN));
-        });
-    }
-
-    fn update(&self, change: impl FnOnce(&mut HotCall, u64)) {
-        let table = &self.leases.table;
-        let now = table.now();
-        let mut entries = table.set(self.key.tag).entries.lock();
-        if let Some(call) = entries.of(self.key).next() {
-            change(call, now);
-        }
-    }
-}
-
-/// Returns charges that cost `calls` times as much.
-fn for_calls<'a>(charges: &[Charge<'a>], calls: u32) -> SmallVec<[Charge<'a>; 4]> {
-    let all = charges
-        .iter()
-        .map(|charge| charge.with_cost(charge.cost.saturating_mul(calls)));
-    all.collect()
-}
-
-/// The numbers of calls that a decision leaves units for.
-struct AvailableCalls {
-    /// The calls for which units are left.
-    now: u32,
-    /// The calls for which 100 ms refill units.
-    soon: u32,
-}
-
-fn available_calls(charges: &[Charge<'_>], decision: &Decision) -> AvailableCalls {
-    let mut now = None;
-    let mut soon = None;
-    for (charged, outcome) in Charge::all_quotas(charges).zip(decision.outcomes()) {
-        let cost = charged.charge.cost;
-        if outcome.is_known() || outcome.is_denied() {
-            let left = outcome.remaining() / cost;
-            now = Some(now.unwrap_or(left).min(left));
-        }
-        if outcome.is_denied() {
-            let mut refilled = 0;
-            if outcome.interval().is_some() {
-                let each = charged.quota.interval_nanos() * u64::from(cost);
-                refilled = u32::try_from(SPAN / 2 / each).unwrap_or(u32::MAX);
-            }
-            soon = Some(soon.unwrap_or(refilled).min(refilled));
-        }
-    }
-    AvailableCalls {
-        now: now.unwrap_or(0),
-        soon: soon.unwrap_or(0),
-    }
-}
-
-/// A future, and `true` if it has completed. Completes in the background if it is dropped.
-struct Detached<T: 'static>(BoxFuture<T>, Cell<bool>);
-
-impl<T: 'static> Drop for Detached<T> {
-    fn drop(&mut self) {
-        if !self.1.get() {
-            let future = mem::replace(&mut self.0, Box::pin(std::future::pending()));
-            Answer::Later(future).detach(drop);
-        }
-    }
-}
-
 /// Returns `true` if units for at least two calls can be borrowed.
 fn are_borrowable(charges: &[Charge<'_>], percent: &Percent) -> bool {
-    for charge in charges {
-        let cost = charge.cost;
-        let two_calls = u64::from(cost) * 2;
-        if !is_plain(charge)
-            || charge.demand() != Demand::units(cost)
-            || charge
-                .quotas
-                .iter()
-                .any(|quota| two_calls > percent.of(quota.limit()))
-            || !charge.quotas.iter().all(is_borrowable)
-        {
-            return false;
-        }
-    }
-    have_distinct_rules(charges)
+    let mut all = charges.iter();
+    all.all(|charge| can_borrow_for(charge, percent)) && have_distinct_rules(charges)
+}
+
+fn can_borrow_for(charge: &Charge<'_>, percent: &Percent) -> bool {
+    let two_calls = u64::from(charge.cost) * 2;
+    let mut quotas = charge.quotas.iter();
+    charge.is_ordinary()
+        && charge.demand() == Demand::units(charge.cost)
+        && quotas.all(|quota| is_borrowable(quota) && two_calls <= percent.of(quota.limit()))
 }
 
 fn is_borrowable(quota: &Quota) -> bool {
@@ -772,67 +534,6 @@ fn is_borrowable(quota: &Quota) -> bool {
 mod tests {
     use super::*;
     use crate::store::hot_keys::HotSet;
-
-    const MILLI: u64 = 1_000_000;
-
-    /// Makes a call every `gap` milliseconds, and returns the size of the next lease.
-    fn after(calls: u64, gap: u64) -> u32 {
-        let mut hot = HotCall::default();
-        (0..=calls).for_each(|n| hot.count(1.0, n * gap * MILLI));
-        hot.lease_size(calls * gap * MILLI).unwrap_or(0)
-    }
-
-    #[test]
-    fn a_lease_is_for_the_calls_of_the_last_200_ms() {
-        assert_eq!(
-            [10, 5, 2, 1].map(|gap| after(2_000, gap)),
-            [20, 40, 100, 200]
-        );
-        assert_eq!(
-            [2, 3, 19, 5_000].map(|calls| after(calls, 0)),
-            [0, 4, 20, 5_001]
-        );
-    }
-
-    #[test]
-    fn processes_share_the_percentage() {
-        let share = |instances| Percent {
-            percent: 25,
-            instances: Instances::from(instances),
-        };
-        assert_eq!(
-            [1, 5, 8, 1_000].map(|n| share(n).of(1_000)),
-            [250, 50, 31, 0]
-        );
-        assert_eq!(share(1).of(u32::MAX), u64::from(u32::MAX / 4));
-    }
-
-    #[test]
-    fn a_key_without_four_calls_in_200_ms_gets_no_lease() {
-        assert_eq!(
-            [50, 70, 199, 200, 1_000].map(|gap| after(100, gap)),
-            [4, 0, 0, 0, 0]
-        );
-    }
-
-    #[test]
-    fn leases_are_smaller_while_units_are_scarce() {
-        let mut hot = HotCall::default();
-        hot.count(100.0, 0);
-        (hot.max_calls, hot.limited_until) = (7, SPAN);
-        hot.count(100.0, SPAN - 1);
-        assert_eq!(
-            [SPAN - 1, SPAN].map(|at| hot.lease_size(at)),
-            [7, 100].map(Some)
-        );
-    }
-
-    #[test]
-    fn the_largest_counts_do_not_overflow() {
-        let mut hot = HotCall::default();
-        (0..1_000).for_each(|_| hot.count(u32::MAX.into(), 0));
-        assert_eq!(hot.lease_size(0), Some(u32::MAX));
-    }
 
     #[test]
     fn entries_take_no_more_memory_than_documented() {

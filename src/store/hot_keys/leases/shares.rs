@@ -38,50 +38,61 @@ pub(super) struct Shares {
 #[derive(Debug)]
 pub(super) struct Share {
     shares: Arc<Shares>,
+    /// The tag of each account, and its units.
     parts: SmallVec<[(u64, u64); 2]>,
+}
+
+/// Units for several calls.
+pub(super) struct Reserved {
+    pub(super) calls: u32,
+    pub(super) share: Share,
 }
 
 impl Shares {
     /// Reserves all units of an account, so that none are borrowed.
     pub(super) fn close(self: &Arc<Self>, tag: u64) -> Share {
-        *self.reserved.lock().entry(tag).or_default() += CLOSED;
-        Share {
-            shares: self.clone(),
-            parts: smallvec![(tag, CLOSED)],
-        }
+        self.share(&mut self.reserved.lock(), smallvec![(tag, CLOSED)])
     }
 
-    /// Reserves units for up to `calls` calls. Returns the number of calls, if several fit.
+    /// Reserves units for up to `calls` calls, if several fit. Each charge has the tag of its accounts.
     pub(super) fn reserve(
         self: &Arc<Self>,
-        call: &[(&Charge<'_>, u64)],
+        charges: &[Charge<'_>],
+        tags: &[u64],
         calls: u32,
-    ) -> Option<(u32, Share)> {
+    ) -> Option<Reserved> {
         let mut reserved = self.reserved.lock();
         let mut calls = calls;
-        for (charge, tag) in call {
+        for (charge, tag) in charges.iter().zip(tags) {
             let limit = charge.quotas.iter().map(Quota::limit).min().unwrap_or(0);
-            let share = self.percent.of(limit);
-            let free = share.saturating_sub(reserved.get(tag).copied().unwrap_or(0));
+            let taken = reserved.get(tag).copied().unwrap_or(0);
+            let free = self.percent.of(limit).saturating_sub(taken);
             let most = u32::try_from(free / u64::from(charge.cost)).unwrap_or(u32::MAX);
             calls = calls.min(most);
         }
         if calls < 2 {
             return None;
         }
-        let mut parts = SmallVec::new();
-        for (charge, tag) in call {
-            let units = u64::from(charge.cost) * u64::from(calls);
+        let units = charges
+            .iter()
+            .map(|charge| u64::from(charge.cost) * u64::from(calls));
+        let parts = tags.iter().copied().zip(units).collect();
+        let share = self.share(&mut reserved, parts);
+        Some(Reserved { calls, share })
+    }
+
+    fn share(
+        self: &Arc<Self>,
+        reserved: &mut HashMap<u64, u64>,
+        parts: SmallVec<[(u64, u64); 2]>,
+    ) -> Share {
+        for (tag, units) in &parts {
             *reserved.entry(*tag).or_default() += units;
-            parts.push((*tag, units));
         }
-        Some((
-            calls,
-            Share {
-                parts,
-                shares: self.clone(),
-            },
-        ))
+        Share {
+            shares: self.clone(),
+            parts,
+        }
     }
 }
 
@@ -91,5 +102,23 @@ impl Drop for Share {
         self.parts
             .iter()
             .for_each(|(tag, units)| subtract(&mut reserved, *tag, *units));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_share_the_percentage() {
+        let share = |instances| Percent {
+            percent: 25,
+            instances: Instances::from(instances),
+        };
+        assert_eq!(
+            [1, 5, 8, 1_000].map(|n| share(n).of(1_000)),
+            [250, 50, 31, 0]
+        );
+        assert_eq!(share(1).of(u32::MAX), u64::from(u32::MAX / 4));
     }
 }

@@ -16,6 +16,10 @@ use crate::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
+/// The values of the metric of the state.
+const CLOSED: u8 = 0;
+const PROBING: u8 = 1;
+const OPEN: u8 = 2;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BreakerConfig {
@@ -135,7 +139,7 @@ impl FailureDomain {
         circuit.set(CircuitState::Probing);
         let permit = self.permit(circuit.epoch);
         drop(circuit);
-        self.report(1);
+        self.report(PROBING);
         Ok(permit)
     }
 
@@ -148,22 +152,27 @@ impl FailureDomain {
 
     fn close(&self, mut circuit: MutexGuard<'_, Circuit>, what: &str) {
         let should_log = circuit.log.should_log_recovery();
-        let Circuit {
-            epoch,
-            answered,
-            log,
-            ..
-        } = *circuit;
         *circuit = Circuit {
-            epoch: epoch + 1,
-            answered,
-            log,
+            epoch: circuit.epoch + 1,
+            answered: circuit.answered,
+            log: circuit.log,
             ..Circuit::default()
         };
         drop(circuit);
-        self.report(0);
+        self.report(CLOSED);
         if should_log {
             info!("the breaker of a store closed: {} {what}", self.name());
+        }
+    }
+
+    fn open(&self, mut circuit: MutexGuard<'_, Circuit>, config: &BreakerConfig, now: Instant) {
+        let time = circuit.open(config, now);
+        let should_log = circuit.log.should_log_failure();
+        drop(circuit);
+        self.report(OPEN);
+        if should_log {
+            let name = self.name();
+            warn!("the breaker of a store opened: {name} failed and is not called for {time:?}");
         }
     }
 
@@ -202,10 +211,12 @@ impl Circuit {
         time
     }
 
-    /// Counts an answer. Returns `true` if the circuit must open.
+    /// Counts an answer, which is `ok` unless the server failed. Returns `true` if the circuit must open.
     fn count(&mut self, config: &BreakerConfig, now: Instant, ok: bool) -> bool {
         if self.second.is_none_or(|start| now - start >= SECOND) {
-            (self.second, self.answers, self.failures) = (Some(now), 0, 0);
+            self.second = Some(now);
+            self.answers = 0;
+            self.failures = 0;
         }
         self.failures_in_a_row = if ok {
             0
@@ -236,7 +247,7 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// Records the answer.
+    /// Records the answer, which is `ok` unless the server failed.
     pub(super) fn record(self, config: &BreakerConfig, ok: bool) {
         let domain = &self.domain;
         let now = Instant::now();
@@ -248,16 +259,7 @@ impl Permit {
         if probe && ok {
             domain.close(circuit, "recovered");
         } else if probe || circuit.count(config, now, ok) {
-            let time = circuit.open(config, now);
-            let name = domain.name();
-            let should_log = circuit.log.should_log_failure();
-            drop(circuit);
-            domain.report(2);
-            if should_log {
-                warn!(
-                    "the breaker of a store opened: {name} failed and is not called for {time:?}"
-                );
-            }
+            domain.open(circuit, config, now);
         }
     }
 }
@@ -270,7 +272,7 @@ impl Drop for Permit {
                 until: Instant::now(),
             });
             drop(circuit);
-            self.domain.report(2);
+            self.domain.report(OPEN);
         }
     }
 }

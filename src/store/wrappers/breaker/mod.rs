@@ -2,7 +2,13 @@
 
 pub(in crate::store) mod circuit;
 
-use std::{error::Error, fmt, ops::RangeInclusive, slice, time::Duration};
+use std::{
+    error::Error,
+    fmt,
+    ops::RangeInclusive,
+    slice,
+    time::{self, Duration},
+};
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -141,6 +147,39 @@ impl<S> Breaker<S> {
     }
 }
 
+impl<S: Store> Breaker<S> {
+    /// Permits a call of each server, or returns the time until the first that has failed may be called.
+    fn acquire(&self, op: Op<'_>) -> Result<SmallVec<[Permit; 1]>, Duration> {
+        let servers = self.inner.failure_domains(op);
+        let whole = slice::from_ref(&self.whole);
+        let servers = if servers.is_empty() { whole } else { &servers };
+        servers
+            .iter()
+            .map(|server| server.acquire(&self.config))
+            .collect()
+    }
+}
+
+/// Records an answer to a call that was sent at `start`.
+fn record<E>(
+    permits: SmallVec<[Permit; 1]>,
+    answer: &Result<Decision, E>,
+    config: &BreakerConfig,
+    start: time::Instant,
+) {
+    // The server did not fail, and did not answer.
+    if let Ok(decision) = answer
+        && decision.cause() == Cause::Busy
+    {
+        return;
+    }
+    let several = permits.len() > 1;
+    for permit in permits {
+        let ok = answer.is_ok() || several && permit.domain.has_answered_since(start);
+        permit.record(config, ok);
+    }
+}
+
 impl<S: Store + 'static> Store for Breaker<S>
 where
     BreakerError<S::Error>: Into<BoxError>,
@@ -149,14 +188,7 @@ where
     type Future = BoxFuture<Result<Decision, Self::Error>>;
 
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        let servers = self.inner.failure_domains(op);
-        let whole = slice::from_ref(&self.whole);
-        let servers = if servers.is_empty() { whole } else { &servers };
-        let permits: Result<SmallVec<[Permit; 1]>, _> = servers
-            .iter()
-            .map(|server| server.acquire(&self.config))
-            .collect();
-        let permits = match permits {
+        let permits = match self.acquire(op) {
             Ok(permits) => permits,
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
@@ -167,18 +199,7 @@ where
             Answer::Now(Ok(decision)) if !decision.cause().is_answer() => Answer::Now(Ok(decision)),
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
             answer => answer.then(move |answer| {
-                // The server did not fail, and did not answer.
-                if answer
-                    .as_ref()
-                    .is_ok_and(|made| made.cause() == Cause::Busy)
-                {
-                    return answer.map_err(BreakerError::Store);
-                }
-                let several = permits.len() > 1;
-                for permit in permits {
-                    let ok = answer.is_ok() || several && permit.domain.has_answered_since(start);
-                    permit.record(&config, ok);
-                }
+                record(permits, &answer, &config, start);
                 answer.map_err(BreakerError::Store)
             }),
         }

@@ -9,9 +9,9 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::Policy;
+use super::{Failure, Policy, Substitute};
 use crate::{
-    decision::{Cause, Decision, Hold, Outcome, Source},
+    decision::{Cause, Decision, Hold, Outcome, Slot, Source},
     quota::Quota,
     store::{
         BoxFuture, Charge, Context, Health, Instances, Never, Op, Store, Unsupported,
@@ -31,8 +31,9 @@ use crate::{
 ///   an outage of length `Δ`, all processes together allow at most `B + Δ/T` units. With a fixed
 ///   number of processes, a share is at least one unit: rounding may add `n` units, or `n` units per
 ///   period under algorithms that count by periods. The shares of [counted](Instances) processes add
-///   up to the limit, so some have no unit of a limit below `n`. A share is the same for every cost, so a request whose cost is above the share
-///   is denied. [Headroom](Charge::headroom) is divided too, and rounded down.
+///   up to the limit, so some have no unit of a limit below `n`. A share is the same for every cost, so
+///   a request whose cost is above the share is denied. [Headroom](Charge::headroom) is divided too, and
+///   rounded down.
 /// - **Mirrored decisions.** The accounts of a [`LocalStore`](crate::LocalStore) follow every decision
 ///   of the inner store. Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
 /// - **Slots.** The local store also holds the slots that this process holds in the inner store. An
@@ -89,18 +90,17 @@ where
     const EFFECT: &'static str = "decisions are made in this process";
     const SOURCE: Source = Source::Fallback;
 
-    fn decide(&self, op: Op<'_>, context: &Context<'_>, _: bool) -> (&'static str, Decision) {
-        let decision = self.call(op, context);
+    fn decide(&self, op: Op<'_>, context: &Context<'_>, _: Failure) -> Substitute {
+        let mut decision = self.call(op, context);
         // The local store had no room for a block.
         let is_full = decision.cause() == Cause::Full && matches!(op, Op::Block(..));
-        (
-            Self::EFFECT,
-            if is_full {
-                decision
-            } else {
-                decision.with_source(Self::SOURCE)
-            },
-        )
+        if !is_full {
+            decision = decision.with_source(Self::SOURCE);
+        }
+        Substitute {
+            decision,
+            effect: Self::EFFECT,
+        }
     }
 
     fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
@@ -149,27 +149,19 @@ where
 {
     /// Calls the local store instead of the inner store.
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Decision {
-        let op = match op {
-            Op::Take([]) | Op::Peek([]) => return Decision::allow(),
-            op => op,
-        };
+        if let Op::Take([]) | Op::Peek([]) = op {
+            return Decision::allow();
+        }
         let mut decision = self.with_shares(op.charges(), |shares| {
             self.store.call(op.on(shares), context).now()
         });
         if decision.is_blocked() {
             return decision;
         }
-        // Of a small limit, a process may have no unit. That is no permanent denial.
         for outcome in &mut decision.outcomes {
-            if !outcome.is_denied() || outcome.limit() > 0 {
-                continue;
-            }
-            let rule = outcome.rule();
-            let index = outcome.quota_index();
-            let charge = Charge::find(op.charges(), rule);
-            let quota = charge.and_then(|charge| charge.quotas.get(index));
-            if quota.is_some_and(|quota| quota.limit() > 0) {
-                let unknown = Outcome::unknown(rule, index, Some(NO_SHARE));
+            if lacks_share(outcome, op.charges()) {
+                let unknown =
+                    Outcome::unknown(outcome.rule(), outcome.quota_index(), Some(NO_SHARE));
                 *outcome = unknown.with_report_only(outcome.is_report_only());
             }
         }
@@ -185,8 +177,12 @@ where
         let mut outcomes = decided.outcomes();
         for charge in charges {
             // The share of a client keeps its burst.
-            let is_part = charge.quotas.iter().any(Quota::is_part);
-            let instances = if is_part { 1 } else { self.instances.count() };
+            let is_client_share = charge.quotas.iter().any(Quota::is_client_share);
+            let instances = if is_client_share {
+                1
+            } else {
+                self.instances.count()
+            };
             let own;
             (own, outcomes) = outcomes.split_at(charge.charged_quotas().count());
             let followed = Followed {
@@ -211,17 +207,23 @@ where
             if charge.cost == 0 || !decision.charged(charge.rule) {
                 continue;
             }
-            for (index, quota) in charge.charged_quotas().filter(|(_, it)| it.is_concurrent()) {
-                let held = [charge.with_quota_index(index)];
-                let context = Context::default().with_held_slots();
-                let mut mirrored = self.store.call(Op::Take(&held), &context).now();
-                if let Some(slot) = mirrored.take_slot() {
+            for (index, quota) in charge.charged_quotas() {
+                if quota.is_concurrent()
+                    && let Some(slot) = self.hold_slots(charge.with_quota_index(index))
+                {
                     let hold = Hold::on_free(move || drop(slot));
                     decision.hold(hold.until_head(quota.sheds()));
                 }
             }
         }
         decision
+    }
+
+    /// Holds the slots of a charge in the local store.
+    fn hold_slots(&self, charge: Charge<'_>) -> Option<Slot> {
+        let context = Context::default().with_held_slots();
+        let mut mirrored = self.store.call(Op::Take(&[charge]), &context).now();
+        mirrored.take_slot()
     }
 
     fn mirror_block(&self, charges: &[Charge<'_>], denial: &Decision) {
@@ -265,4 +267,15 @@ where
         });
         read(&shares.collect::<SmallVec<[Charge<'_>; 4]>>())
     }
+}
+
+/// Returns `true` for a denial because this process has no unit of a small limit, which is not
+/// permanent.
+fn lacks_share(outcome: &Outcome, charges: &[Charge<'_>]) -> bool {
+    if !outcome.is_denied() || outcome.limit() > 0 {
+        return false;
+    }
+    let charge = Charge::find(charges, outcome.rule());
+    let quota = charge.and_then(|charge| charge.quotas.get(outcome.quota_index()));
+    quota.is_some_and(|quota| quota.limit() > 0)
 }

@@ -67,13 +67,8 @@ trait Policy: Send + Sync + 'static {
     /// The source of the decisions.
     const SOURCE: Source;
 
-    /// Decides instead of the inner store. Returns the effect for the log, too.
-    fn decide(
-        &self,
-        op: Op<'_>,
-        context: &Context<'_>,
-        is_supported: bool,
-    ) -> (&'static str, Decision);
+    /// Decides instead of the inner store.
+    fn decide(&self, op: Op<'_>, context: &Context<'_>, failure: Failure) -> Substitute;
 
     /// Applies a decision of the inner store.
     fn mirror(&self, _: Op<'_>, decision: Decision) -> Decision {
@@ -97,6 +92,21 @@ trait Policy: Send + Sync + 'static {
     fn health(&self) -> Option<BoxFuture<Health>> {
         None
     }
+}
+
+/// Why the inner store did not decide.
+#[derive(Clone, Copy, PartialEq)]
+enum Failure {
+    Outage,
+    /// The store does not support the charges.
+    Unsupported,
+}
+
+/// The decision of a policy.
+struct Substitute {
+    decision: Decision,
+    /// The handling of the request, for the log.
+    effect: &'static str,
 }
 
 impl<S, P> Fallback<S, P> {
@@ -123,13 +133,10 @@ fn finish<S: Store, P: Policy>(
     epoch: u64,
     answer: Result<Decision, S::Error>,
 ) -> Decision {
-    let Fallback {
-        inner,
-        policy,
-        outages,
-    } = fallback;
+    let outages = &fallback.outages;
+    let inner = &fallback.inner;
     let is_take = matches!(op, Op::Take(_));
-    match answer {
+    let error = match answer {
         Ok(decision) => {
             if decision.cause() == Cause::Busy {
                 return decision;
@@ -138,17 +145,19 @@ fn finish<S: Store, P: Policy>(
             if is_take && decision.cause().is_answer() {
                 outages.record_success(epoch, || !inner.failure_domains(op).is_empty());
             }
-            policy.mirror(op, decision)
+            return fallback.policy.mirror(op, decision);
         }
-        Err(error) => {
-            let is_supported = inner.supports(op.charges()).is_ok();
-            let (effect, decision) = policy.decide(op, context, is_supported);
-            if is_take {
-                outages.record_failure(epoch, effect, error);
-            }
-            decision
-        }
+        Err(error) => error,
+    };
+    let failure = match inner.supports(op.charges()) {
+        Ok(()) => Failure::Outage,
+        Err(_) => Failure::Unsupported,
+    };
+    let Substitute { decision, effect } = fallback.policy.decide(op, context, failure);
+    if is_take {
+        outages.record_failure(epoch, effect, error);
     }
+    decision
 }
 
 impl<S, P> Store for Fallback<S, P>
@@ -218,15 +227,10 @@ where
 
 impl<S, P> Clone for Fallback<S, P> {
     fn clone(&self) -> Self {
-        let Self {
-            inner,
-            policy,
-            outages,
-        } = self;
         Self {
-            inner: inner.clone(),
-            policy: policy.clone(),
-            outages: outages.clone(),
+            inner: self.inner.clone(),
+            policy: self.policy.clone(),
+            outages: self.outages.clone(),
         }
     }
 }
@@ -286,21 +290,19 @@ impl Policy for FailOpen {
     const EFFECT: &'static str = "requests are allowed without a limit";
     const SOURCE: Source = Source::FailedOpen;
 
-    fn decide(
-        &self,
-        op: Op<'_>,
-        context: &Context<'_>,
-        is_supported: bool,
-    ) -> (&'static str, Decision) {
+    fn decide(&self, op: Op<'_>, context: &Context<'_>, failure: Failure) -> Substitute {
         if let Op::Take(charges) | Op::Peek(charges) = op
-            && !is_supported
+            && failure == Failure::Unsupported
             && charges
                 .iter()
                 .any(|charge| charge.may_deny() && !charge.quotas.is_empty())
         {
-            return FailClosed::POLICY.decide(op, context, is_supported);
+            return FailClosed::POLICY.decide(op, context, failure);
         }
-        (Self::EFFECT, Decision::allow().with_source(Self::SOURCE))
+        Substitute {
+            decision: Decision::allow().with_source(Self::SOURCE),
+            effect: Self::EFFECT,
+        }
     }
 }
 
@@ -309,28 +311,27 @@ impl Policy for FailClosed {
     const EFFECT: &'static str = "requests are rejected with 503";
     const SOURCE: Source = Source::FailedClosed;
 
-    fn decide(&self, op: Op<'_>, _: &Context<'_>, is_supported: bool) -> (&'static str, Decision) {
-        const REPORTED: &str = "requests are allowed, because their rules are report-only";
+    fn decide(&self, op: Op<'_>, _: &Context<'_>, failure: Failure) -> Substitute {
         let decides = matches!(op, Op::Take(_) | Op::Peek(_));
-        let needs_cost = decides && is_supported;
+        let reads_pass = decides && failure == Failure::Outage;
+        let mut decision = Decision::allow();
+        let mut effect = Self::EFFECT;
         let denying = op
             .charges()
             .iter()
-            .filter(|charge| charge.cost > 0 || !needs_cost);
-        let Some(charge) = denying.min_by_key(|charge| charge.report_only) else {
-            return (Self::EFFECT, Decision::allow().with_source(Self::SOURCE));
-        };
-        let report_only = decides && charge.report_only;
-        let (effect, decision) = match report_only {
-            true => (REPORTED, Decision::allow()),
-            false => (Self::EFFECT, Decision::deny()),
-        };
-        let outcome =
-            Outcome::unknown(charge.rule, 0, Some(self.retry_after)).with_report_only(report_only);
-        (
-            effect,
-            decision.with_source(Self::SOURCE).with_outcome(outcome),
-        )
+            .filter(|charge| charge.cost > 0 || !reads_pass);
+        if let Some(charge) = denying.min_by_key(|charge| charge.report_only) {
+            let report_only = decides && charge.report_only;
+            if report_only {
+                effect = "requests are allowed, because their rules are report-only";
+            } else {
+                decision = Decision::deny();
+            }
+            let outcome = Outcome::unknown(charge.rule, 0, Some(self.retry_after));
+            decision = decision.with_outcome(outcome.with_report_only(report_only));
+        }
+        let decision = decision.with_source(Self::SOURCE);
+        Substitute { decision, effect }
     }
 }
 

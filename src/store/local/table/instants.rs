@@ -1,0 +1,87 @@
+//! Locked accounts whose whole state is one instant.
+
+use std::array;
+
+use super::{Set, Table};
+use crate::store::sync::{MutexGuard, WAYS};
+
+/// The locked accounts of a decision, whose states are single instants.
+pub(crate) struct LockedInstants<'a, const N: usize> {
+    /// The locked sets. Accounts of one set have the lock of the first of them.
+    sets: [Option<MutexGuard<'a, Set>>; N],
+    places: [InstantPlace; N],
+}
+
+#[derive(Clone, Copy)]
+struct InstantPlace {
+    /// The index in [`LockedInstants::sets`].
+    lock: usize,
+    slot: usize,
+}
+
+impl Table {
+    /// Locks accounts with different ids, and returns their states. The state of a new account is 0.
+    ///
+    /// Returns `None` if a state is more than one instant, or if a new account has no free slot or
+    /// may start with debt.
+    #[inline(always)]
+    pub(crate) fn lock_instants<const N: usize>(
+        &self,
+        ids: [u64; N],
+        now: u64,
+    ) -> Option<([u64; N], LockedInstants<'_, N>)> {
+        let mut indexes = [0; N];
+        let mut order = [0; N];
+        for at in 0..N {
+            indexes[at] = self.index(ids[at]);
+            order[at] = at;
+        }
+        order.sort_unstable_by_key(|at| indexes[*at]);
+        let mut sets = [const { None }; N];
+        let mut lock = [0; N];
+        for (n, at) in order.into_iter().enumerate() {
+            let is_locked = n > 0 && indexes[order[n - 1]] == indexes[at];
+            lock[at] = if is_locked { lock[order[n - 1]] } else { at };
+            if !is_locked {
+                sets[at] = Some(self.sets[indexes[at]].0.lock());
+            }
+        }
+        let mut slots = [WAYS; N];
+        let mut states = [0; N];
+        let mut are_known = true;
+        for at in 0..N {
+            let set: &mut MutexGuard<'_, Set> = sets[lock[at]].as_mut()?;
+            match set.find(ids[at]) {
+                Some(slot) => (slots[at], states[at]) = (slot, *set.instant(slot)?),
+                None => are_known = false,
+            }
+        }
+        if !are_known {
+            for at in 0..N {
+                let set = sets[lock[at]].as_mut()?;
+                if slots[at] == WAYS {
+                    slots[at] = set.claim_without_debt(ids[at], now, |slot| {
+                        (0..N).any(|n| lock[n] == lock[at] && slots[n] == slot)
+                    })?;
+                }
+            }
+        }
+        let places = array::from_fn(|at| InstantPlace {
+            lock: lock[at],
+            slot: slots[at],
+        });
+        Some((states, LockedInstants { sets, places }))
+    }
+}
+
+impl<const N: usize> LockedInstants<'_, N> {
+    /// Replaces the states, and unlocks the accounts.
+    #[inline(always)]
+    pub(crate) fn store(mut self, states: [u64; N]) {
+        for (place, state) in self.places.into_iter().zip(states) {
+            if let Some(set) = &mut self.sets[place.lock] {
+                set.expires_at[place.slot % WAYS] = state;
+            }
+        }
+    }
+}

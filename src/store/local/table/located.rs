@@ -1,0 +1,98 @@
+//! The place of an account in the table.
+
+use super::{
+    NO_SET,
+    shared::{SHARED_GROUPS, SharedGroup},
+};
+use crate::{name::RuleName, quota::QuotaAddress};
+
+/// An account of a decision: its address, and its place in the table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Located {
+    pub(crate) id: u64,
+    pub(crate) rule: RuleName,
+    pub(crate) quota_index: usize,
+    pub(crate) address: QuotaAddress,
+    /// The index of the set in the table.
+    pub(super) set: usize,
+    /// The index of that set's lock in [`LockedAccounts`](super::LockedAccounts).
+    pub(super) lock: usize,
+    pub(super) place: Place,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Slot(usize),
+    /// A free slot, for a key without an account. A new account starts with the debt of the shared
+    /// account.
+    Room(usize),
+    /// No slot. The key has no account, and no slot is free.
+    Shared,
+    /// Not in this table. The account counts held slots.
+    Elsewhere,
+}
+
+impl Located {
+    /// Creates an account whose place is not known yet. [`Table::lock`](super::Table::lock) finds it.
+    #[inline]
+    pub(crate) fn new(id: u64, rule: RuleName, quota_index: usize, address: QuotaAddress) -> Self {
+        Self {
+            id,
+            rule,
+            quota_index,
+            address,
+            set: 0,
+            lock: 0,
+            place: Place::Shared,
+        }
+    }
+
+    /// Moves the account out of the table, because it counts held slots.
+    #[inline]
+    pub(crate) fn elsewhere(self) -> Self {
+        Self {
+            set: NO_SET,
+            place: Place::Elsewhere,
+            ..self
+        }
+    }
+
+    /// Returns `true` if the key has an account of its own.
+    pub(crate) fn has_slot(&self) -> bool {
+        matches!(self.place, Place::Slot(_))
+    }
+
+    /// Returns `true` if there is a free slot for a new account of the key.
+    pub(crate) fn has_room(&self) -> bool {
+        matches!(self.place, Place::Room(_))
+    }
+
+    /// Returns `true` if the account is in a slot of its set, or will be.
+    pub(super) fn is_at(&self, slot: usize) -> bool {
+        [Place::Slot(slot), Place::Room(slot)].contains(&self.place)
+    }
+
+    /// Returns `true` if the key has no account of its own, and no free slot is known.
+    pub(super) fn has_no_slot(&self) -> bool {
+        self.place == Place::Shared
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the number is at most 2,048"
+    )]
+    pub(super) fn shared_group(&self) -> SharedGroup {
+        SharedGroup {
+            rule: self.rule,
+            sets: (self.set % SHARED_GROUPS) as u16,
+        }
+    }
+
+    /// Returns `true` if both keys are new and share one account.
+    pub(crate) fn shares(&self, other: &Self) -> bool {
+        self.has_no_slot()
+            && other.has_no_slot()
+            && self.shared_group() == other.shared_group()
+            && self.address == other.address
+    }
+}

@@ -1,0 +1,216 @@
+//! The locked accounts of one decision.
+
+use smallvec::SmallVec;
+
+use super::{
+    NO_SET, Table,
+    located::{Located, Place},
+    set::Set,
+    shared::{Shared, SharedTable},
+};
+use crate::{algorithm::AccountState, quota::Quota, store::sync::MutexGuard};
+
+/// The locks of the accounts of one decision.
+pub(crate) struct LockedAccounts<'a> {
+    table: &'a Table,
+    /// The sets, in ascending order of their indexes.
+    sets: SmallVec<[MutexGuard<'a, Set>; 4]>,
+    shared: Option<MutexGuard<'a, SharedTable>>,
+    /// The instant of the decision.
+    pub(crate) now: u64,
+    /// `true` if some account is shared by new keys.
+    pub(crate) overflowed: bool,
+}
+
+impl<'a> LockedAccounts<'a> {
+    #[inline]
+    pub(super) fn new(table: &'a Table, now: u64) -> Self {
+        Self {
+            table,
+            sets: SmallVec::new(),
+            shared: None,
+            now,
+            overflowed: false,
+        }
+    }
+
+    /// Locks a set, and finds the slots of its accounts. Returns the index of the next set to lock.
+    #[inline]
+    pub(super) fn lock_set<A: AsMut<Located>>(
+        &mut self,
+        index: usize,
+        accounts: &mut [A],
+    ) -> usize {
+        let set = self.table.sets[index].0.lock();
+        let mut next = NO_SET;
+        for account in accounts.iter_mut().map(A::as_mut) {
+            if account.set == index {
+                account.lock = self.sets.len();
+                account.place = set.find(account.id).map_or(Place::Shared, Place::Slot);
+            } else if account.set > index {
+                next = next.min(account.set);
+            }
+        }
+        self.now = self.now.max(set.newest);
+        self.sets.push(set);
+        next
+    }
+
+    /// Finds a free slot for each new account.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn find_rooms<A>(&mut self, accounts: &mut [A])
+    where
+        A: AsRef<Located> + AsMut<Located>,
+    {
+        for index in 0..accounts.len() {
+            let account = *accounts[index].as_ref();
+            if !account.has_no_slot() {
+                continue;
+            }
+            let others = accounts.iter().map(A::as_ref);
+            let room = self.sets[account.lock].room(account.id, self.now, |at| {
+                others
+                    .clone()
+                    .any(|other| other.lock == account.lock && other.is_at(at))
+            });
+            match room {
+                Some(at) => accounts[index].as_mut().place = Place::Room(at),
+                None => self.overflowed = true,
+            }
+        }
+    }
+
+    /// Returns the account if its state is a single instant.
+    #[inline]
+    pub(crate) fn instant(&mut self, account: &Located) -> Option<&mut u64> {
+        match account.place {
+            Place::Slot(at) => self.sets[account.lock].instant(at),
+            _ => None,
+        }
+    }
+
+    /// Calls `read` with the account.
+    #[inline]
+    pub(crate) fn look<T>(
+        &mut self,
+        account: &Located,
+        read: impl FnOnce(Option<&AccountState>) -> T,
+    ) -> T {
+        match account.place {
+            Place::Slot(at) => self.sets[account.lock].look(at, self.now, read),
+            Place::Room(_) => read(self.inherited(account).as_ref()),
+            Place::Shared | Place::Elsewhere => read(self.shared(account)),
+        }
+    }
+
+    /// Applies `change` to the account. `change` may create the account.
+    #[inline]
+    pub(crate) fn update<T>(
+        &mut self,
+        account: &mut Located,
+        quota: &Quota,
+        change: impl FnOnce(&mut Option<AccountState>) -> T,
+    ) -> T {
+        let now = self.now;
+        let (at, mut stored) = match account.place {
+            Place::Slot(at) => (at, self.sets[account.lock].take(at, now)),
+            Place::Room(at) => (at, self.inherited(account)),
+            Place::Shared | Place::Elsewhere => return self.update_shared(account, quota, change),
+        };
+        let result = change(&mut stored);
+        let set = &mut self.sets[account.lock];
+        if !account.has_slot() {
+            set.claim(at, account.id, now);
+            account.place = Place::Slot(at);
+        }
+        set.put(at, stored, quota, now);
+        result
+    }
+
+    /// Applies `change`, which undoes a charge that was made at the instant `charged`.
+    ///
+    /// Does nothing if the key has no account of its own, or after a later reset of an account in the
+    /// same group of sets. The quota may be older than the account, so the account expires no sooner
+    /// than before.
+    pub(crate) fn undo(
+        &mut self,
+        account: &Located,
+        quota: &Quota,
+        charged: u64,
+        change: impl FnOnce(&mut AccountState),
+    ) {
+        if charged < self.table.void_before(account.set) {
+            return;
+        }
+        // A shared account may not have the charge, because the key may have had an account of its own.
+        if let Place::Slot(at) = account.place {
+            self.sets[account.lock].undo(at, quota, self.now, change);
+        }
+    }
+
+    /// Drops the key's own account, and prevents the undo of earlier charges.
+    ///
+    /// Calls `clock` while the account is locked, so that no earlier charge has a later instant.
+    pub(crate) fn reset(
+        &mut self,
+        account: &mut Located,
+        quota: &Quota,
+        clock: impl FnOnce() -> u64,
+    ) {
+        if account.has_slot() {
+            self.update(account, quota, |stored| *stored = None);
+        }
+        self.table.void_charges(account.set, clock() + 1);
+    }
+
+    /// Returns the initial state of a new account: the debt of the shared account, if any.
+    #[cold]
+    fn inherited(&mut self, account: &Located) -> Option<AccountState> {
+        if !self.sets[account.lock].may_have_debt(self.now) {
+            return None;
+        }
+        self.shared(account).map(AccountState::condensed)
+    }
+
+    #[cold]
+    fn shared(&mut self, account: &Located) -> Option<&AccountState> {
+        let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
+        let accounts = all.get(&account.shared_group())?;
+        accounts.find(account.address, self.now)
+    }
+
+    /// Returns the time until the quota of a new key can have a shared account, or `None` if it has
+    /// one, can have one, or needs none.
+    #[cold]
+    pub(crate) fn shared_wait(&mut self, account: &Located) -> Option<u64> {
+        if !account.has_no_slot() || self.shared(account).is_some() {
+            return None;
+        }
+        let accounts = self.shared.as_ref()?.get(&account.shared_group())?;
+        accounts.wait(self.now)
+    }
+
+    #[cold]
+    fn update_shared<T>(
+        &mut self,
+        account: &Located,
+        quota: &Quota,
+        change: impl FnOnce(&mut Option<AccountState>) -> T,
+    ) -> T {
+        let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
+        let accounts = all.entry(account.shared_group()).or_default();
+        let mut stored = accounts.take(account.address, self.now);
+        let result = change(&mut stored);
+        if let Some(state) = stored {
+            let expires_at = state.expires_at(quota);
+            accounts.put(Shared {
+                address: account.address,
+                expires_at,
+                state,
+            });
+            self.sets[account.lock].extend_debt(expires_at);
+        }
+        result
+    }
+}
