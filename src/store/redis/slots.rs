@@ -61,7 +61,7 @@ pub(crate) struct Slots {
 }
 
 /// The locked state, and the calls that are made once it is unlocked: a waker may run any code.
-pub(super) struct LockedSlots<'a> {
+pub(super) struct LockedState<'a> {
     // Dropped in this order.
     pub(super) state: MutexGuard<'a, SlotsState>,
     pub(super) calls: Vec<Call>,
@@ -134,8 +134,8 @@ impl Slots {
         self.state.lock()
     }
 
-    pub(super) fn lock(&self) -> LockedSlots<'_> {
-        LockedSlots {
+    pub(super) fn lock(&self) -> LockedState<'_> {
+        LockedState {
             state: self.state(),
             calls: Vec::new(),
         }
@@ -350,7 +350,7 @@ impl FreeSlots for Slots {
         let now = self.now();
         let ends_at = self.end();
         let mut locked = self.lock();
-        let LockedSlots { state, calls } = &mut locked;
+        let LockedState { state, calls } = &mut locked;
         let Some(held) = state.remove_held(first) else {
             return;
         };

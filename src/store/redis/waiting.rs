@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     RedisStore,
     protocol::{AccountRequest, MAX_COST, QuotaRequest, Request},
-    slots::{LockedSlots, Slots, SlotsState, set},
+    slots::{LockedState, Slots, SlotsState, set},
     waits::{MAX_INTERVAL, WaitingRequests, Waits},
 };
 use crate::{
@@ -182,7 +182,7 @@ impl Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         let mut locked = self.slots.lock();
-        let LockedSlots { state, calls } = &mut locked;
+        let LockedState { state, calls } = &mut locked;
         for needed in needed_slots(&self.request) {
             let id = self.slots.id(&needed.set());
             let Some(waiting) = state.waits.get_mut(id) else {
@@ -293,7 +293,7 @@ impl Slots {
     /// Calls the requests for which an answer shows room.
     fn call_for_answer(&self, request: &Request, asking: Option<&Asking>, decision: &Decision) {
         let mut locked = self.lock();
-        let LockedSlots { state, calls } = &mut locked;
+        let LockedState { state, calls } = &mut locked;
         if state.waits.is_empty() {
             return;
         }
@@ -325,7 +325,7 @@ impl Slots {
         let rank = needed.rank(Some(waiter));
         waiter.leave_unless(|other| other == id);
         let mut locked = self.lock();
-        let LockedSlots { state, calls } = &mut locked;
+        let LockedState { state, calls } = &mut locked;
         let interval = state.waits.interval(rule);
         let waiting = state.waits.queue(id, rule);
         if waiting.queue.waiting.is_empty() {
@@ -345,7 +345,7 @@ impl Slots {
     /// Calls a request that has joined a queue without a call, if those before it have left.
     fn call_if_first(&self, needed: &NeededSlots<'_>, waiter: &Waiter) {
         let mut locked = self.lock();
-        let LockedSlots { state, calls } = &mut locked;
+        let LockedState { state, calls } = &mut locked;
         let waiting = state.waits.get_mut(self.id(&needed.set()));
         let rank = needed.rank(Some(waiter));
         if let Some(waiting) = waiting.filter(|waiting| !waiting.queue.is_before(rank)) {
@@ -356,7 +356,7 @@ impl Slots {
     /// Removes a request from its queue. The next request may then be called.
     fn leave(&self, id: u64, rank: Rank) {
         let mut locked = self.lock();
-        let LockedSlots { state, calls } = &mut locked;
+        let LockedState { state, calls } = &mut locked;
         let Some(waiting) = state.waits.get_mut(id) else {
             return;
         };
