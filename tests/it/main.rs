@@ -4,9 +4,8 @@
 //!
 //! A module that needs a feature is declared under that feature.
 
-#[cfg(all(feature = "axum", feature = "testing"))]
 mod attacks;
-#[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
+#[cfg(feature = "redis")]
 #[path = "../../fuzz/bodies/mod.rs"]
 mod bodies;
 mod grpc;

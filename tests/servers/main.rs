@@ -1,5 +1,5 @@
 //! The tests that need Redis or Valkey servers, which they start on the loopback interface.
-#![cfg(all(feature = "redis", feature = "testing"))]
+#![cfg(feature = "redis")]
 
 #[path = "../support/accounts.rs"]
 mod accounts;
@@ -17,10 +17,8 @@ mod coalesce_faults;
 mod conformance;
 mod corrupt;
 mod denial_floods;
-#[cfg(feature = "axum")]
 mod deny_cache;
 mod exact;
-#[cfg(feature = "axum")]
 mod examples;
 mod explain;
 mod failover;
@@ -40,7 +38,7 @@ mod parity;
 #[cfg(feature = "calendar")]
 mod periods;
 mod permissions;
-#[cfg(all(unix, feature = "axum"))]
+#[cfg(unix)]
 mod postgres;
 mod probe;
 mod reconnect;

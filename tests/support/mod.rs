@@ -4,28 +4,21 @@
 #[cfg(feature = "admin")]
 pub(crate) mod admin;
 pub(crate) mod any_error;
-#[cfg(feature = "testing")]
 pub(crate) mod changing;
-#[cfg(feature = "testing")]
 pub(crate) mod choices;
-#[cfg(feature = "testing")]
 pub(crate) mod driven;
 #[cfg(feature = "tonic")]
 pub(crate) mod echo;
-#[cfg(feature = "testing")]
 pub(crate) mod live;
 pub(crate) mod no_limit;
-#[cfg(feature = "testing")]
 pub(crate) mod process;
 pub(crate) mod programs;
 pub(crate) mod random;
 pub(crate) mod regressions;
 pub(crate) mod several_slots;
 pub(crate) mod shaky;
-#[cfg(feature = "testing")]
 pub(crate) mod slot_tables;
 pub(crate) mod slow;
-#[cfg(feature = "testing")]
 pub(crate) mod tables;
 
 use std::{
@@ -146,7 +139,6 @@ pub(crate) fn periods() -> impl Strategy<Value = u64> {
 pub(crate) type Owing = RateLimitLayer<Rule<Everyone>, LocalStore>;
 
 /// Creates a layer of rule `api` over `quotas`, whose accounts are `owed` units in debt.
-#[cfg(feature = "testing")]
 pub(crate) fn owing(quotas: &[Quota], owed: u32) -> Owing {
     use tower_sluice::{Key, Limiter, rule::RuleName, testing::FakeClock};
 
