@@ -17,7 +17,7 @@ use tower_sluice::{
 use super::{
     RECOVERY, World,
     calls::{Call, Calls, MAX_AGE, Model, record, wait},
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     exact, lock,
     oracle::{Cause, Entry, Loss, excess},
     wrappers::Wrapped,
@@ -495,31 +495,22 @@ impl Capability for Alternatives {
         40
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let (key, index) = (random.below(KEYS), random.below(self.quotas.len()));
         let (cost, time) = (*random.pick(&[1, 1, 1, 2, 3]), random.within(1..2_000));
         let (keeps, blocks) = (if random.percent(15) { cost / 2 } else { cost }, random.percent(3));
-        Box::pin(async move {
-            match blocks {
-                true => self.block(world, place, key, index, Duration::from_millis(time)).await,
-                false => self.request(world, place, key, cost, keeps).await,
-            }
-        })
+        match blocks {
+            true => self.block(world, place, key, index, Duration::from_millis(time)).await,
+            false => self.request(world, place, key, cost, keeps).await,
+        }
     }
 
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            if when.starts_with("after") && self.slow {
-                self.read(world).await;
-            }
-            self.exact(world, random.fork(), when).await;
-            self.blocked(world, random, when).await;
-        })
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        if when.starts_with("after") && self.slow {
+            self.read(world).await;
+        }
+        self.exact(world, random.fork(), when).await;
+        self.blocked(world, random, when).await;
     }
 
     fn refill(&self, world: &World) -> Duration {

@@ -28,13 +28,7 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use super::{
-    World,
-    capability::{BoxFuture, Capability},
-    deployment::Kind,
-    oracle::limit,
-    process::Process,
-};
+use super::{World, capability::Capability, deployment::Kind, oracle::limit, process::Process};
 use crate::random::Random;
 
 /// The time for which a handler works, and then frees its slot.
@@ -264,12 +258,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
 
 // Not during faults, because a fault may fail a request.
 impl Capability for Bursts {
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(burst(world, random, when))
+    async fn compare(&self, world: &World, random: Random, when: &'static str) {
+        burst(world, random, when).await;
     }
 }

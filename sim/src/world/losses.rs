@@ -22,7 +22,7 @@ use tower_sluice::{
 
 use super::{
     MARGIN, World,
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     holds::LIFE,
     lock,
     oracle::{Cause, Loss},
@@ -187,12 +187,7 @@ fn evict(world: &World, before: &[Vec<u8>]) {
 
 // Not during faults, because the slots that a server still counts are unknown there.
 impl Capability for Losses {
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(check(world, random, when))
+    async fn compare(&self, world: &World, random: Random, when: &'static str) {
+        check(world, random, when).await;
     }
 }

@@ -10,12 +10,7 @@ use tower_sluice::{
     middleware::Penalty, rule::RuleName, store::Charge,
 };
 
-use super::{
-    RECOVERY, World,
-    capability::{BoxFuture, Capability},
-    lock,
-    wrappers::Wrapped,
-};
+use super::{RECOVERY, World, capability::Capability, lock, wrappers::Wrapped};
 use crate::random::Random;
 
 const KEYS: usize = 2;
@@ -224,28 +219,21 @@ impl Capability for Penalties {
         20
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let key = random.below(KEYS);
-        Box::pin(async move {
-            let start = world.story.now();
-            let Some((decision, created)) = self.call(world, place, &key.to_string()).await else {
-                return;
-            };
-            let (end, at) = (world.story.now(), &world.places[place]);
-            world.count_decision();
-            let (strikes, blocked) = (is_strike(&decision), decision.is_blocked());
-            lock(&self.seen).push(Seen { process: place, created, key, end, strikes, blocked });
-            world.check_time(at, start, decision.source(), 1);
-        })
+        let start = world.story.now();
+        let Some((decision, created)) = self.call(world, place, &key.to_string()).await else {
+            return;
+        };
+        let (end, at) = (world.story.now(), &world.places[place]);
+        world.count_decision();
+        let (strikes, blocked) = (is_strike(&decision), decision.is_blocked());
+        lock(&self.seen).push(Seen { process: place, created, key, end, strikes, blocked });
+        world.check_time(at, start, decision.source(), 1);
     }
 
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(self.exact(world, random, when))
+    async fn compare(&self, world: &World, random: Random, when: &'static str) {
+        self.exact(world, random, when).await;
     }
 
     /// Each block has a reason: too many strikes in one process, not longer ago than its block.

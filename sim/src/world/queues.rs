@@ -16,7 +16,7 @@ use tower_sluice::{
 
 use super::{
     MARGIN, World,
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     lock,
     oracle::{Cause, Entry, Loss, excess},
     rules::loosest,
@@ -109,7 +109,7 @@ impl Capability for Queues {
         10
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let (key, leaves) = (random.below(KEYS), random.percent(30));
         let patience = if leaves { random.within(0..3_000) } else { 10_000 };
         if random.percent(10) {
@@ -119,43 +119,34 @@ impl Capability for Queues {
                 format!("the queue's plan is {}", world.rules.queued[index])
             });
         }
-        Box::pin(async move {
-            self.call(world, place, key, Duration::from_millis(patience)).await;
-        })
+        self.call(world, place, key, Duration::from_millis(patience)).await;
     }
 
     /// Requests beyond the burst wait for one interval each, and no longer.
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
         let quota = world.rules.queued[0];
         world.places.iter().for_each(|place| place.process().queues.set_plan(0));
-        Box::pin(async move {
-            if !world.is_exact() || quota.algorithm() != Algorithm::Gcra {
+        if !world.is_exact() || quota.algorithm() != Algorithm::Gcra {
+            return;
+        }
+        let (place, begin) = (random.below(world.places.len()), Instant::now());
+        let count = quota.limit() + 2;
+        let mut last = begin;
+        for _ in 0..count {
+            // One after another: each starts before the next is sent, or waits for its turn.
+            let started = self.call(world, place, KEYS, MAX_WAIT).await;
+            let Some(started) = started else {
+                world.story.violate("queue", format!("{when}: a request was denied"));
                 return;
-            }
-            let (place, begin) = (random.below(world.places.len()), Instant::now());
-            let count = quota.limit() + 2;
-            let mut last = begin;
-            for _ in 0..count {
-                // One after another: each starts before the next is sent, or waits for its turn.
-                let started = self.call(world, place, KEYS, MAX_WAIT).await;
-                let Some(started) = started else {
-                    world.story.violate("queue", format!("{when}: a request was denied"));
-                    return;
-                };
-                last = started;
-            }
-            let (took, due) = (last - begin, 2 * quota.interval());
-            if took + MARGIN < due || took > due + Duration::from_millis(200) {
-                let text = format!("{when}: {count} requests took {took:?} instead of {due:?}");
-                world.story.violate("queue", text);
-            }
-            sleep(self.refill(world)).await;
-        })
+            };
+            last = started;
+        }
+        let (took, due) = (last - begin, 2 * quota.interval());
+        if took + MARGIN < due || took > due + Duration::from_millis(200) {
+            let text = format!("{when}: {count} requests took {took:?} instead of {due:?}");
+            world.story.violate("queue", text);
+        }
+        sleep(self.refill(world)).await;
     }
 
     fn refill(&self, world: &World) -> Duration {

@@ -25,7 +25,7 @@ use tower_sluice::{
 use super::{
     RECOVERY, World,
     calls::{Call, Calls, Model, record, wait},
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     deployment::Kind,
     lock,
     oracle::{Cause, Entry, excess},
@@ -651,7 +651,7 @@ impl Capability for Shares {
         20
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         // Each client pauses in every other second, except the first.
         let client = random.below(WEIGHTS.len());
         let is_on = (world.story.now().as_secs() + client as u64).is_multiple_of(2);
@@ -660,27 +660,20 @@ impl Capability for Shares {
         let more = if self.slow { 2 } else { 0 };
         let keeps = *random.pick(&[cost, cost, cost, cost, cost / 2, cost + more]);
         let ask = Ask { client: format!("c{client}"), weight: WEIGHTS[client], cost, keeps };
-        Box::pin(async move { self.request(world, place, ask).await })
+        async move { self.request(world, place, ask).await }.await;
     }
 
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            if when.starts_with("after") && self.slow {
-                self.read(world).await;
-            }
-            self.exact(world, random.fork(), when).await;
-            if random.percent(50) {
-                self.flood(world, random.fork(), when).await;
-            }
-            if random.percent(50) {
-                self.alone(world, random, when).await;
-            }
-        })
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        if when.starts_with("after") && self.slow {
+            self.read(world).await;
+        }
+        self.exact(world, random.fork(), when).await;
+        if random.percent(50) {
+            self.flood(world, random.fork(), when).await;
+        }
+        if random.percent(50) {
+            self.alone(world, random, when).await;
+        }
     }
 
     fn check(&self, world: &World) {

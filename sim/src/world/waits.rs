@@ -25,7 +25,7 @@ use tower_sluice::{
 
 use super::{
     MARGIN, World,
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     lock,
     story::Story,
     virtual_local::VirtualLocal,
@@ -450,20 +450,13 @@ async fn check(world: &World, mut random: Random, when: &str) {
 
 // Not during faults, because the slots that a server still counts are unknown there.
 impl Capability for Waits {
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            check(world, random.fork(), when).await;
-            check_alone(world, random.fork(), when).await;
-            if random.percent(25) {
-                compete(world, random.fork(), when).await;
-            }
-            lose_answers(world, random.fork(), when).await;
-            freeze(world, random, when).await;
-        })
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        check(world, random.fork(), when).await;
+        check_alone(world, random.fork(), when).await;
+        if random.percent(25) {
+            compete(world, random.fork(), when).await;
+        }
+        lose_answers(world, random.fork(), when).await;
+        freeze(world, random, when).await;
     }
 }
