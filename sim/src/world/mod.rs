@@ -2,6 +2,7 @@
 
 mod adjustments;
 mod alternatives;
+mod asks;
 mod batches;
 mod blocks;
 mod bursts;
