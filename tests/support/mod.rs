@@ -6,6 +6,7 @@ pub(crate) mod admin;
 pub(crate) mod any_error;
 pub(crate) mod changing;
 pub(crate) mod choices;
+pub(crate) mod dice;
 pub(crate) mod driven;
 #[cfg(feature = "tonic")]
 pub(crate) mod echo;
@@ -122,6 +123,11 @@ pub(crate) fn lines(headers: &HeaderMap) -> Vec<String> {
         .collect();
     lines.sort();
     lines
+}
+
+/// Creates a store whose clock stands still.
+pub(crate) fn store() -> LocalStore {
+    tower_sluice::testing::FakeClock::new().store(64)
 }
 
 /// Parses a quota.

@@ -5,7 +5,6 @@ mod layer;
 mod local;
 #[cfg(feature = "metrics")]
 mod metrics;
-mod model;
 mod responses;
 mod stores;
 mod tables;
