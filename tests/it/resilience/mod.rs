@@ -7,6 +7,7 @@ mod deny_cache_model;
 mod deny_cache_threads;
 mod fallback;
 mod fallback_bound;
+mod hot_keys;
 mod isolated;
 mod leased;
 mod leased_model;
