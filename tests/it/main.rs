@@ -3,6 +3,7 @@
 //! They do not change process-wide state.
 //!
 //! A module that needs a feature is declared under that feature.
+#![allow(clippy::print_stdout, reason = "figures of tests")]
 
 mod attacks;
 #[cfg(feature = "redis")]

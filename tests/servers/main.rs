@@ -1,5 +1,6 @@
 //! The tests that need Redis or Valkey servers, which they start on the loopback interface.
 #![cfg(feature = "redis")]
+#![allow(clippy::print_stdout, reason = "figures of tests")]
 
 #[path = "../support/accounts.rs"]
 mod accounts;
@@ -22,6 +23,7 @@ mod exact;
 mod examples;
 mod explain;
 mod failover;
+mod fated;
 mod first_line;
 mod format;
 mod found;
