@@ -28,6 +28,14 @@ async fn take(store: &RedisStore, account: &Account) -> bool {
     account.take(store, 1).await.is_ok_and(|it| it.is_allowed())
 }
 
+/// Takes a slot of each of many accounts.
+async fn take_each(store: &RedisStore, accounts: u32) -> Vec<Decision> {
+    let accounts: Vec<_> =
+        (0..accounts).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
+    let taken = stream::iter(&accounts).map(|account| account.take(store, 1));
+    taken.buffered(100).map(|it| it.expect("a decision")).collect().await
+}
+
 #[tokio::test]
 async fn a_take_without_an_answer_counts_when_an_unused_account_ends() {
     let server = Server::redis().await;
@@ -123,11 +131,7 @@ async fn a_freeze_of_less_than_two_thirds_of_the_time_to_live_loses_nothing() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(6);
     let store = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
-    let accounts: Vec<_> =
-        (0..3_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
-    let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
-    let taken: Vec<_> = taken.buffered(100).collect().await;
-    let mut taken: Vec<_> = taken.into_iter().map(|it| it.expect("a decision")).collect();
+    let mut taken = take_each(&store, 3_000).await;
     let slots: Vec<_> = taken.iter_mut().filter_map(Decision::take_slot).collect();
     assert_eq!(slots.len(), 3_000);
     for _ in 0..2 {
@@ -160,11 +164,8 @@ async fn renewals_are_spread_over_a_third_of_the_time_to_live() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(6);
     let store = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
-    let accounts: Vec<_> =
-        (0..5_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
-    let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
-    let taken: Vec<_> = taken.buffered(100).collect().await;
-    assert!(taken.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_allowed())));
+    let taken = take_each(&store, 5_000).await;
+    assert!(taken.iter().all(Decision::is_allowed));
     // Two thirds later, every slot has been renewed.
     sleep(ttl * 2 / 3).await;
     let (mut most, mut all, mut before) = (0, 0, server.script_calls().await);

@@ -115,6 +115,15 @@ where
     ask(&mut layer.layer(Strict::default()), request).await
 }
 
+/// Returns the status of the answer of `layer` around [`Strict`] to `request`.
+pub(crate) async fn status<L>(layer: &L, request: Request<()>) -> u16
+where
+    L: Layer<Strict>,
+    L::Service: Service<Request<()>, Response = Response<String>, Error: fmt::Debug>,
+{
+    answer(layer, request).await.status().as_u16()
+}
+
 /// Returns all header lines, sorted.
 pub(crate) fn lines(headers: &HeaderMap) -> Vec<String> {
     let mut lines: Vec<_> = headers

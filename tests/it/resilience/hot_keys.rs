@@ -241,30 +241,25 @@ where
             let calls = self.shared.takes() - takes;
             let allowed = decisions.iter().filter(|decision| decision.is_allowed()).count();
             let mut wrong = Wrong(Vec::new());
-            wrong.compare("allowed", step.allowed, allowed);
+            wrong.compare("allowed", step.allowed, &allowed);
             if let Some(last) = decisions.last() {
-                wrong.compare("source", step.source.as_deref(), last.source().as_str());
-                wrong.compare("retry", step.retry.map(|it| Some(millis(it))), last.retry_after());
-                wrong.compare(
-                    "remaining",
-                    step.remaining.map(Some),
-                    last.outcomes().first().map(Outcome::remaining),
-                );
+                wrong.compare("source", step.source.as_deref(), &last.source().as_str());
+                wrong.compare("retry", step.retry.map(|it| Some(millis(it))), &last.retry_after());
+                let remaining = last.outcomes().first().map(Outcome::remaining);
+                wrong.compare("remaining", step.remaining.map(Some), &remaining);
                 let denied = last.outcomes().iter().map(Outcome::is_denied).collect();
-                wrong.compare("denied", step.denied.clone(), denied);
+                wrong.compare("denied", step.denied.clone(), &denied);
             }
-            wrong.compare("calls", step.calls, calls);
-            wrong.compare(
-                "few calls",
-                step.most_calls.map(|_| true),
-                Some(calls) <= step.most_calls,
-            );
-            wrong.compare("given back", step.given_back, self.shared.given_back() - given_back);
+            wrong.compare("calls", step.calls, &calls);
+            wrong.compare("most calls", step.most_calls.map(|most| calls.min(most)), &calls);
+            let given_back = self.shared.given_back() - given_back;
+            wrong.compare("given back", step.given_back, &given_back);
             for (name, left) in &step.left {
-                wrong.compare(name, Some(*left), self.left(name));
+                wrong.compare(name, Some(*left), &self.left(name));
             }
             for (name, most) in &step.most_left {
-                wrong.compare(name, Some(self.left(name).min(*most)), self.left(name));
+                let left = self.left(name);
+                wrong.compare(name, Some(left.min(*most)), &left);
             }
             let name = &self.case.name;
             all.extend(wrong.0.into_iter().map(|text| format!("{name}, step {at}: {text}")));
@@ -277,8 +272,8 @@ where
 struct Wrong(Vec<String>);
 
 impl Wrong {
-    fn compare<T: PartialEq + Debug>(&mut self, what: &str, expected: Option<T>, found: T) {
-        if let Some(expected) = expected.filter(|expected| *expected != found) {
+    fn compare<T: PartialEq + Debug>(&mut self, what: &str, expected: Option<T>, found: &T) {
+        if let Some(expected) = expected.filter(|expected| expected != found) {
             self.0.push(format!("{what}: {found:?} instead of {expected:?}"));
         }
     }
