@@ -1,4 +1,4 @@
-//! Requests whose handlers keep a part of their cost, or more.
+//! Requests to the layers of a process, and those whose handlers keep a part of their cost, or more.
 
 use std::convert::Infallible;
 
@@ -15,11 +15,26 @@ pub struct Ask {
     pub keeps: u32,
 }
 
-type Handler = BoxCloneSyncService<Request<()>, Response<()>, Infallible>;
+/// A handler, or the layer of a process around one.
+pub type Handler = BoxCloneSyncService<Request<()>, Response<()>, Infallible>;
 
 /// The layer of a process, around the handler.
 #[derive(Clone)]
 pub struct Layered(Handler);
+
+/// Sends a request of a key, with an extension. Returns the decision, which the layer must expose.
+pub async fn send<T>(service: &Handler, key: &str, extension: T) -> Decision
+where
+    T: Clone + Send + Sync + 'static,
+{
+    let request = Request::builder().uri("/").header("x-key", key).extension(extension);
+    decide(service, request.body(()).expect("a request")).await
+}
+
+async fn decide(service: &Handler, request: Request<()>) -> Decision {
+    let Ok(response) = service.clone().oneshot(request).await;
+    response.extensions().get::<Decision>().expect("an exposed decision").clone()
+}
 
 /// Returns the number in a header field.
 pub fn number(name: &'static str) -> Cost {
@@ -52,8 +67,6 @@ impl Layered {
     pub async fn call(&self, ask: Ask) -> Decision {
         let request = Request::builder().uri("/").header("x-key", &ask.key);
         let request = request.header("x-cost", ask.cost).header("x-weight", ask.weight);
-        let request = request.extension(ask).body(()).expect("a request");
-        let Ok(response) = self.0.clone().oneshot(request).await;
-        response.extensions().get::<Decision>().expect("an exposed decision").clone()
+        decide(&self.0, request.extension(ask).body(()).expect("a request")).await
     }
 }

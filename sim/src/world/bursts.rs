@@ -18,7 +18,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Algorithm, Decision, Quota, RateLimitLayer, Rule,
     decision::Source,
@@ -28,7 +28,9 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use super::{World, capability::Capability, deployment::Kind, oracle::limit, process::Process};
+use super::{
+    World, asks, capability::Capability, deployment::Kind, oracle::limit, process::Process,
+};
 use crate::random::Random;
 
 /// The time for which a handler works, and then frees its slot.
@@ -145,17 +147,12 @@ fn service(
     BoxCloneSyncService::new(layer.layer(inner))
 }
 
-async fn call(service: Service, key: String) -> Decision {
-    let request = Request::builder().uri("/").header("x-key", key).body(()).expect("a request");
-    let Ok(response) = service.oneshot(request).await;
-    response.extensions().get::<Decision>().expect("an exposed decision").clone()
-}
-
 /// Sends requests of one key at once. Returns their decisions.
 async fn send(service: &Service, key: &str, count: usize) -> Vec<Decision> {
     let mut requests = JoinSet::new();
     for _ in 0..count {
-        requests.spawn(call(service.clone(), key.to_owned()));
+        let (service, key) = (service.clone(), key.to_owned());
+        requests.spawn(async move { asks::send(&service, &key, ()).await });
     }
     requests.join_all().await
 }

@@ -12,13 +12,13 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Decision, Quota, RateLimitLayer, Rule, decision::Source, key::HeaderKey, middleware::HoldUntil,
 };
 
 use super::{
-    MARGIN, World,
+    MARGIN, World, asks,
     capability::Capability,
     lock,
     oracle::{Cause, Log, Loss},
@@ -107,10 +107,7 @@ impl Service {
 
     async fn call(&self, call: Call) -> Decision {
         let waits = usize::from(call.waits);
-        let request = Request::builder().uri("/").header("x-key", call.key.to_string());
-        let request = request.extension(call).body(()).expect("a request");
-        let Ok(response) = self.0[waits].clone().oneshot(request).await;
-        response.extensions().get::<Decision>().expect("an exposed decision").clone()
+        asks::send(&self.0[waits], &call.key.to_string(), call).await
     }
 }
 

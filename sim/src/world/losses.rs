@@ -13,7 +13,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Decision, Quota, RateLimitLayer, Rule,
     key::HeaderKey,
@@ -21,7 +21,7 @@ use tower_sluice::{
 };
 
 use super::{
-    MARGIN, World,
+    MARGIN, World, asks,
     capability::Capability,
     holds::LIFE,
     lock,
@@ -72,9 +72,7 @@ fn service(name: &str, process: &Process, limit: u32) -> Service {
 async fn call(service: Service, works: Duration) -> Answer {
     let call = Call { works, lost: Arc::default() };
     let lost = call.lost.clone();
-    let request = Request::builder().uri("/").header("x-key", "one").extension(call).body(());
-    let Ok(response) = service.oneshot(request.expect("a request")).await;
-    let decision = response.extensions().get::<Decision>().expect("an exposed decision").clone();
+    let decision = asks::send(&service, "one", call).await;
     let lost = lock(&lost).take();
     (decision, lost)
 }

@@ -4,13 +4,13 @@ use std::{collections::HashMap, convert::Infallible, sync::Mutex, time::Duration
 
 use http::{Request, Response};
 use tokio::{join, time::sleep};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Decision, Key, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::HeaderKey,
     middleware::Penalty, rule::RuleName, store::Charge,
 };
 
-use super::{RECOVERY, World, capability::Capability, lock, wrappers::Wrapped};
+use super::{RECOVERY, World, asks, capability::Capability, lock, wrappers::Wrapped};
 use crate::random::Random;
 
 const KEYS: usize = 2;
@@ -131,10 +131,7 @@ impl Penalties {
         let service = process
             .penalties
             .get_or_init(|| self.service(process.store.clone(), world.story.now()));
-        let request = Request::builder().uri("/").header("x-key", key).body(());
-        let sent = service.layer.clone().oneshot(request.expect("a request"));
-        let Ok(response) = process.run(sent).await?;
-        let decision = response.extensions().get::<Decision>().expect("exposed").clone();
+        let decision = process.run(asks::send(&service.layer, key, ())).await?;
         world.story.record(&at.name, || {
             let (allowed, source) = (decision.is_allowed(), decision.source());
             format!(

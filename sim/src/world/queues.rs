@@ -9,13 +9,13 @@ use std::{
 
 use http::{Request, Response};
 use tokio::time::{Instant, sleep, timeout};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Algorithm, Decision, LivePlan, Quota, RateLimitLayer, Rule, decision::Source, key::HeaderKey,
 };
 
 use super::{
-    MARGIN, World,
+    MARGIN, World, asks,
     capability::Capability,
     lock,
     oracle::{Cause, Entry, Loss, excess},
@@ -74,21 +74,15 @@ impl Queues {
     ) -> Option<Instant> {
         let (at, begin) = (&world.places[place], world.story.now());
         let (process, start) = (at.process(), Start::default());
-        let request = Request::builder().uri("/").header("x-key", key.to_string());
-        let request = request.extension(start.clone()).body(()).expect("a request");
-        let call = process.queues.service.clone().oneshot(request);
+        let name = key.to_string();
+        let call = asks::send(&process.queues.service, &name, start.clone());
         let answer = process.run(timeout(patience, call)).await;
         let started = lock(&start).take();
         world.story.record(&at.name, || {
             let end = match (&answer, &started) {
                 (_, Some((at, source))) => format!("runs at {:?} by {source}", world.story.at(*at)),
                 (Some(Err(_)), None) => "leaves the queue".into(),
-                (Some(Ok(response)), None) => {
-                    let decision = response.as_ref().ok().and_then(|it| it.extensions().get());
-                    decision.map_or("denied".into(), |it: &Decision| {
-                        format!("denied by {}", it.source())
-                    })
-                }
+                (Some(Ok(decision)), None) => format!("denied by {}", decision.source()),
                 (None, None) => "lost with its process".into(),
             };
             format!("queue q{key}, sent at {begin:?}: {end}")

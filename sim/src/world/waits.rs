@@ -17,14 +17,14 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Decision, Key, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::HeaderKey,
+    Key, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::HeaderKey,
     middleware::HoldUntil, rule::RuleName, store::Charge,
 };
 
 use super::{
-    MARGIN, World,
+    MARGIN, World, asks,
     capability::Capability,
     lock,
     story::Story,
@@ -146,13 +146,8 @@ async fn send(
 ) -> Visit {
     let (sent, started) = (story.now(), Arc::default());
     let call = Call { works, started: Arc::clone(&started) };
-    let request = Request::builder().uri("/").header("x-key", "one").extension(call).body(());
-    let answer = patience.wait_for(service.oneshot(request.expect("a request"))).await;
-    let denied = answer.is_some_and(|response| {
-        let Ok(response) = response;
-        let decision = response.extensions().get::<Decision>();
-        !decision.expect("an exposed decision").is_allowed()
-    });
+    let answer = patience.wait_for(asks::send(&service, "one", call)).await;
+    let denied = answer.is_some_and(|decision| !decision.is_allowed());
     let started = lock(&started).map(|at| story.at(at));
     story.record(format!("p{process}"), || {
         let what = match (started, denied) {
