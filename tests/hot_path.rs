@@ -158,7 +158,6 @@ fn a_live_plan_allocates_no_more_than_a_fixed_one() {
     fields_are_all_that_is_added::<Full<Bytes>>(&layer, replace, 2, 0);
 }
 
-#[cfg(feature = "axum")]
 #[test]
 fn layer_adds_only_header_fields_to_an_axum_body() {
     layer_adds_only_header_fields::<axum::body::Body>(Quota::per_minute(3), 2, 1);
@@ -197,7 +196,6 @@ fn several_rules_allocate_nothing() {
 }
 
 /// A request is charged by one of thirty route rules, or by the rule for all other routes.
-#[cfg(feature = "axum")]
 #[test]
 fn routes_allocate_no_more_than_one_rule() {
     let routes = (0..30).map(|n| (http::Method::POST, format!("/shop.Cart/M{n}"), TEN_A_MINUTE));
@@ -226,7 +224,6 @@ fn routes_allocate_no_more_than_one_rule() {
     }
 }
 
-#[cfg(feature = "axum")]
 const TEN_A_MINUTE: Quota = Quota::per_minute(10);
 
 #[test]
@@ -311,7 +308,6 @@ fn a_second_slot_and_the_first_clone_allocate_once() {
 }
 
 /// The context of the response and the body are one allocation each.
-#[cfg(feature = "axum")]
 #[test]
 fn a_layer_with_slots_allocates_a_context_and_the_body() {
     let quotas = [Quota::concurrent(2), Quota::per_hour(100)];

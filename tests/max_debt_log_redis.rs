@@ -1,5 +1,5 @@
 //! The log line for a late charge that `RedisStore` cuts, which is written once.
-#![cfg(all(feature = "redis", feature = "tracing"))]
+#![cfg(feature = "redis")]
 
 #[path = "support/log.rs"]
 mod log;

@@ -3,10 +3,10 @@
 //! They do not change process-wide state.
 //!
 //! A module that needs a feature is declared under that feature.
+#![allow(clippy::print_stdout, reason = "figures of tests")]
 
-#[cfg(all(feature = "axum", feature = "testing"))]
 mod attacks;
-#[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
+#[cfg(feature = "redis")]
 #[path = "../../fuzz/bodies/mod.rs"]
 mod bodies;
 mod grpc;

@@ -49,9 +49,7 @@ fn each_mistake_is_logged_once() {
     nothing_charged(&log);
     cors_inside(&log);
     unknown_bodies(&log);
-    #[cfg(feature = "axum")]
     routes::route_never_met(&log);
-    #[cfg(all(feature = "axum", feature = "serde"))]
     routes::route_of_a_file_never_met(&log);
 }
 
@@ -554,7 +552,6 @@ fn unknown_bodies(log: &Log) {
     assert_eq!(log.read(), NOTHING, "once");
 }
 
-#[cfg(feature = "axum")]
 mod routes {
     use super::*;
 
@@ -643,7 +640,6 @@ mod routes {
     }
 
     /// The routes of a file whose router knows another path.
-    #[cfg(feature = "serde")]
     pub(super) fn route_of_a_file_never_met(log: &Log) {
         let file = "'POST /ulr' = '5/s'\n'/login' = '5/min'\nother = '50/s'";
         let settings: tower_sluice::rule::RouteSettings = toml::from_str(file).expect("routes");

@@ -2,26 +2,18 @@
 //!
 //! The tests run one by one ([`alone`]), because the first thread that meets a log line decides
 //! whether it is enabled.
-#![cfg(feature = "tracing")]
 
 #[cfg(feature = "redis")]
 mod cluster;
 mod denials;
-#[cfg(feature = "testing")]
 mod fingerprint;
-#[cfg(feature = "testing")]
 mod flood;
-#[cfg(feature = "testing")]
 mod lints;
 #[path = "../support/log.rs"]
 mod log;
-#[cfg(feature = "testing")]
 mod max_debt;
-#[cfg(feature = "testing")]
 mod outage;
-#[cfg(feature = "axum")]
 mod peer;
-#[cfg(feature = "testing")]
 mod penalties;
 mod spans;
 #[path = "../support/mod.rs"]

@@ -7,14 +7,14 @@ use std::sync::{
 
 use futures::future::join_all;
 use tower_sluice::{
-    Key, Quota, RedisStore, Store, StoreExt,
+    Key, Quota, Store, StoreExt,
     rule::{Choice, RuleName},
     store::{Charge, RedisError},
     testing,
 };
 
 use crate::{
-    accounts::{LONG, address, connect, quotas, rule},
+    accounts::{LONG, address, connect, on_cluster, quotas, rule},
     servers::{Cluster, Flavour, Server, eventually},
     support::choices::Choosing,
 };
@@ -91,9 +91,7 @@ where
 #[tokio::test(flavor = "multi_thread")]
 async fn alternatives_in_several_slots_of_a_cluster_are_exact() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.expect("a store");
+    let store = on_cluster(&cluster).await.expect("a store");
     are_exact(&store).await;
     // With a hash tag, one call decides.
     let tagged = store.reopen().prefix("tagged").hash_tag_by_key().lazy().expect("a store");
@@ -104,9 +102,7 @@ async fn alternatives_in_several_slots_of_a_cluster_are_exact() {
 #[tokio::test]
 async fn a_lost_server_fails_only_the_requests_that_reach_its_alternative() {
     let mut cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).readable_keys().await.expect("a store");
+    let store = on_cluster(&cluster).readable_keys().await.expect("a store");
     let names = rules();
     let quotas = [[Quota::per_day(3)], [Quota::per_day(9)]];
     let mut keys = (0..60).map(|number| format!("key{number}"));

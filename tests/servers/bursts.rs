@@ -1,5 +1,4 @@
 //! Bursts of one key on a healthy server: they share a few calls, and no caller gets an error.
-#![allow(clippy::print_stdout)]
 
 use std::{fmt::Debug, time::Duration};
 

@@ -1,5 +1,4 @@
 //! The number of script calls per decision: one, or two if the server lost the script.
-#![allow(clippy::print_stdout)]
 
 use std::{
     convert::Infallible,

@@ -1,5 +1,4 @@
 //! Accounts on several servers of a cluster, charged all or none.
-#![allow(clippy::print_stdout)]
 
 use std::{
     collections::BTreeSet,
@@ -10,20 +9,13 @@ use futures::future::join_all;
 use tower_sluice::{
     Algorithm, Key, Quota, RedisStore, StoreExt,
     rule::RuleName,
-    store::{Charge, ClusterLink, RedisError, RedisErrorKind as Kind},
+    store::{Charge, RedisError, RedisErrorKind as Kind},
 };
 
 use crate::{
-    accounts::{Account, Dice, LONG, address, quotas, rule},
+    accounts::{Account, Dice, LONG, address, cluster_store, quotas, rule},
     servers::{Cluster, Flavour, eventually},
 };
-
-async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).readable_keys().await;
-    store.unwrap_or_else(|error| panic!("{error}"))
-}
 
 /// Returns the names of three rules whose accounts of `key` are on three servers.
 async fn apart(cluster: &Cluster, key: &str) -> [RuleName; 3] {
@@ -43,7 +35,7 @@ async fn apart(cluster: &Cluster, key: &str) -> [RuleName; 3] {
 async fn rules_on_three_servers_are_charged_all_or_none_and_nothing_leaks() {
     const LIMITS: [u32; 3] = [120, 80, 100];
     let cluster = Cluster::start(Flavour::Redis).await;
-    let store = store(&cluster).await;
+    let store = cluster_store(&cluster).await;
     for (at, (name, _)) in quotas(1, LONG).into_iter().enumerate() {
         let key = Key::from(name);
         let rules = apart(&cluster, name).await;
@@ -108,7 +100,7 @@ async fn a_function_opens_one_connection_to_each_server() {
 #[tokio::test]
 async fn a_denial_is_undone_even_if_its_caller_leaves() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let store = store(&cluster).await;
+    let store = cluster_store(&cluster).await;
     let rules = apart(&cluster, "a").await;
     let (key, few, many) = (Key::from("a"), [Quota::per_day(1)], [Quota::per_day(1_000)]);
     let [one, two, three] = rules;
@@ -142,7 +134,7 @@ async fn a_denial_is_undone_even_if_its_caller_leaves() {
 async fn accounts_keep_their_units_while_their_slots_move() {
     for flavour in Flavour::ALL {
         let cluster = Cluster::start(flavour).await;
-        let store = store(&cluster).await;
+        let store = cluster_store(&cluster).await;
         for (name, quota) in quotas(9, LONG) {
             let account = Account::new(name, quota);
             let place = address("default", name);
@@ -166,7 +158,7 @@ async fn accounts_keep_their_units_while_their_slots_move() {
 #[tokio::test]
 async fn a_new_account_in_a_moving_slot_opens_at_the_destination() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let store = store(&cluster).await;
+    let store = cluster_store(&cluster).await;
     for (name, quota) in quotas(9, LONG) {
         let key = format!("{name}-new");
         let (account, place) = (Account::new(&key, quota), address("default", &key));

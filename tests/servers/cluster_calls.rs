@@ -1,23 +1,16 @@
 //! The number of calls on a cluster: one for each slot of a request, and less if many callers wait.
-#![allow(clippy::print_stdout)]
 
 use futures::future::join_all;
 use tower_sluice::{
-    Decision, Key, Quota, RedisStore, Store, StoreExt,
+    Decision, Key, Quota, Store, StoreExt,
     rule::RuleName,
-    store::{Charge, ClusterLink, RedisBuilder, RedisError},
+    store::{Charge, RedisError},
 };
 
 use crate::{
-    accounts::{Account, Dice, LONG, address, keys, list_key, quotas, raw, rule},
+    accounts::{Account, Dice, LONG, address, keys, list_key, on_cluster, quotas, raw, rule},
     servers::{Cluster, Flavour, Server, eventually},
 };
-
-fn store(cluster: &Cluster) -> RedisBuilder<ClusterLink> {
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    RedisStore::cluster(&urls)
-}
 
 /// Returns the script calls of all servers so far.
 async fn calls(cluster: &Cluster) -> u32 {
@@ -53,7 +46,7 @@ const LIMITS: [[Quota; 1]; 3] =
 async fn rules_of_one_key_with_a_hash_tag_are_one_call_and_nothing_is_undone() {
     for flavour in Flavour::ALL {
         let cluster = Cluster::start(flavour).await;
-        let store = store(&cluster).hash_tag_by_key().await.expect("a store");
+        let store = on_cluster(&cluster).hash_tag_by_key().await.expect("a store");
         for name in ["one", "two", "three"] {
             let key = Key::from(name);
             let charges = charges(&key, &LIMITS);
@@ -78,7 +71,7 @@ async fn rules_of_one_key_with_a_hash_tag_are_one_call_and_nothing_is_undone() {
 #[tokio::test]
 async fn a_hash_tag_is_the_hash_of_the_key_alone() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let store = store(&cluster).hash_tag_by_key().await.expect("a store");
+    let store = on_cluster(&cluster).hash_tag_by_key().await.expect("a store");
     for readable in [false, true] {
         let builder = store.reopen();
         let builder = if readable { builder.readable_keys() } else { builder };
@@ -108,7 +101,7 @@ async fn a_hash_tag_is_the_hash_of_the_key_alone() {
 #[tokio::test]
 async fn rules_of_one_key_are_charged_all_or_none_while_their_slot_moves() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let store = store(&cluster).readable_keys().hash_tag_by_key();
+    let store = on_cluster(&cluster).readable_keys().hash_tag_by_key();
     let store = store.await.expect("a store");
     let limits = [9, 12, 15].map(|units| [Quota::per_day(units)]);
     let key = Key::from("moving");
@@ -138,7 +131,7 @@ async fn callers_of_a_hot_key_share_calls_and_get_the_limit_exactly() {
     for flavour in Flavour::ALL {
         let cluster = Cluster::start(flavour).await;
         for (tagged, parts) in [(false, 3), (true, 1)] {
-            let store = store(&cluster);
+            let store = on_cluster(&cluster);
             let store = if tagged { store.hash_tag_by_key() } else { store };
             let store = store.await.expect("a store");
             let limits = [900, 300, 600].map(|units| [Quota::per_day(units)]);
@@ -175,7 +168,7 @@ async fn callers_of_a_hot_key_share_calls_and_get_the_limit_exactly() {
 async fn the_calls_of_a_request_to_one_server_are_one_write() {
     const DECISIONS: u32 = 200;
     let cluster = Cluster::start(Flavour::Redis).await;
-    let store = store(&cluster).readable_keys().await.expect("a store");
+    let store = on_cluster(&cluster).readable_keys().await.expect("a store");
     let limits = [[Quota::per_day(900)]; 3];
     let mut dice = Dice(1);
     let key = loop {

@@ -4,7 +4,11 @@ use std::{cell::Cell, collections::HashSet, pin::pin, time::Duration};
 
 use futures::{future::join_all, poll};
 use proptest::{collection::vec, prelude::*, test_runner::Config};
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::{JoinSet, yield_now},
+    time::Instant,
+};
 use tower_sluice::{
     Decision, Key, LocalStore, Quota, RedisStore, Store, StoreExt,
     rule::RuleName,
@@ -14,6 +18,7 @@ use tower_sluice::{
 
 use crate::{
     accounts::{Account, connect, rule},
+    fated::Fated,
     servers::{Flavour, Server},
     support::{random::rows, regressions::keeping},
 };
@@ -278,4 +283,23 @@ async fn a_caller_that_leaves_while_waiting_is_not_charged() {
     let staid = u32::try_from(left.len()).expect("few");
     assert_eq!(left, (0..staid).map(|n| Some(99 - n)).collect::<Vec<_>>());
     assert_eq!(one.left(&store).await, 100 - staid);
+}
+
+/// Otherwise, those that wait would look for a call only after 5 ms.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_call_starts_the_next_one() {
+    const CALL: Duration = Duration::from_millis(1);
+    let store = RedisStore::with_connection(Fated::down(CALL)).lazy().expect("a store");
+    let start = Instant::now();
+    let mut calls = JoinSet::new();
+    for _ in 0..3 {
+        let (store, account) = (store.clone(), Account::new("a", slow(10)));
+        calls.spawn(async move { account.take(&store, 1).await.is_err() });
+        for _ in 0..9 {
+            yield_now().await;
+        }
+    }
+    // Two calls of equal requests are in flight at the same time.
+    assert_eq!(calls.join_all().await, [true; 3]);
+    assert!(start.elapsed() <= 3 * CALL, "{:?}", start.elapsed());
 }

@@ -1,5 +1,4 @@
 //! Faults during batched decisions: every caller gets its own answer.
-#![allow(clippy::print_stdout)]
 
 use std::{
     pin::pin,

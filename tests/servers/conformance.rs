@@ -11,6 +11,7 @@ use tower_sluice::{
 };
 
 use crate::{
+    accounts::on_cluster,
     servers::{Cluster, Flavour, Server},
     support::{live, tables::all_pass},
 };
@@ -26,7 +27,7 @@ where
         ("gcra.json", 19),
         ("token_bucket.json", 18),
         ("fixed_window.json", 24),
-        ("sliding_window.json", 10),
+        ("sliding_window.json", 11),
         ("sliding_log.json", 12),
         ("max_debt.json", 13),
         ("refunds.json", 158),
@@ -82,9 +83,7 @@ async fn valkey_conforms() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_conforms() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let mut subject = RedisStore::cluster(&urls).await.expect("a store");
+    let mut subject = on_cluster(&cluster).await.expect("a store");
     // A denial returns before its charges are undone. The undo is certain to be under way before
     // the next call only once the servers know the script.
     let _ = properties::all_or_nothing(&mut subject).await;

@@ -1,5 +1,4 @@
 //! Invalid values in Redis, which cost at most one more burst and are not an error.
-#![allow(clippy::print_stdout)]
 
 use std::time::Duration;
 

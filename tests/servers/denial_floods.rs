@@ -2,7 +2,6 @@
 //!
 //! The longer form is a part of `scripts/release-check`: `DENIED_CONNECTIONS` has its numbers of
 //! clients.
-#![allow(clippy::print_stdout)]
 
 use std::{
     env,

@@ -1,5 +1,4 @@
 //! Processes that share a limit, and together allow exactly its units.
-#![allow(clippy::print_stdout)]
 
 use std::{io::stdin, time::Duration};
 
@@ -11,7 +10,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::rule,
+    accounts::{on_cluster, rule},
     servers::{Cluster, Flavour, Server, eventually},
     worker::{self, Worker},
 };
@@ -137,9 +136,7 @@ async fn processes_share_a_limit_on_a_cluster() {
     }
     let (passed, _workers) = runs(&urls, 3);
     println!("of {} on three servers at once, {passed:?} passed", LIMITS[1]);
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.expect("a store");
+    let store = on_cluster(&cluster).await.expect("a store");
     for (run, passed) in (0..RUNS).zip(passed) {
         assert!(passed <= LIMITS[1], "{passed}");
         // The last undo may still be under way.

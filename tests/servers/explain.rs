@@ -11,7 +11,10 @@ use tower_sluice::{
     testing::{FakeClock, Subject},
 };
 
-use crate::servers::{Cluster, Flavour, Server};
+use crate::{
+    accounts::on_cluster,
+    servers::{Cluster, Flavour, Server},
+};
 
 /// Returns the explanations of a sequence of looks and charges.
 async fn said<S: Subject<Store: Sync>>(mut subject: S) -> Vec<String> {
@@ -63,8 +66,6 @@ async fn redis_and_a_cluster_explain_like_the_embedded_store() {
     same(&said(RedisStore::connect(server.url()).await.expect("a store")).await, &expected);
 
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let sharded = RedisStore::cluster(&urls).await.expect("a store");
+    let sharded = on_cluster(&cluster).await.expect("a store");
     same(&said(sharded).await, &expected);
 }

@@ -1,7 +1,6 @@
 //! A shard of a cluster that fails over, dies or is slow.
 //!
 //! It recovers soon, and the other shards are hardly affected.
-#![allow(clippy::print_stdout)]
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
@@ -16,20 +15,13 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, address, connect},
+    accounts::{Account, address, cluster_store, connect},
     servers::{Cluster, Flavour, Server, eventually},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The delay that a machine with other work may add. It is small enough to detect a missing bound.
 const SLACK: Duration = Duration::from_secs(4);
-
-async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).readable_keys().await;
-    store.unwrap_or_else(|error| panic!("{error}"))
-}
 
 /// Returns keys of accounts on three servers, starting with the first server.
 async fn one_each(cluster: &Cluster) -> [String; 3] {
@@ -119,7 +111,7 @@ async fn watched<T>(
 async fn a_shard_recovers_at_once_from_a_requested_failover() {
     for flavour in Flavour::ALL {
         let cluster = Cluster::start(flavour).await;
-        let (store, keys) = (store(&cluster).await, one_each(&cluster).await);
+        let (store, keys) = (cluster_store(&cluster).await, one_each(&cluster).await);
         let place = address("default", &keys[0]);
         let (_, seen, most) = watched(&store, &keys, cluster.failover(&place)).await;
         assert!(seen.iter().all(|seen| seen.errors.is_empty()), "{flavour:?}: {seen:?}");
@@ -132,7 +124,7 @@ async fn a_shard_recovers_at_once_from_a_requested_failover() {
 async fn a_shard_whose_master_dies_recovers_once_a_replica_is_promoted() {
     for flavour in Flavour::ALL {
         let mut cluster = Cluster::start(flavour).await;
-        let (store, keys) = (store(&cluster).await, one_each(&cluster).await);
+        let (store, keys) = (cluster_store(&cluster).await, one_each(&cluster).await);
         let place = address("default", &keys[0]);
         let replica = cluster.replica_of(&place).await;
         let killed = async {
@@ -156,7 +148,7 @@ async fn a_shard_whose_master_dies_recovers_once_a_replica_is_promoted() {
 #[tokio::test]
 async fn a_slow_shard_delays_no_other_shard() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let (store, keys) = (store(&cluster).await, one_each(&cluster).await);
+    let (store, keys) = (cluster_store(&cluster).await, one_each(&cluster).await);
     let asleep = async {
         let () = cluster.nodes()[0].command("DEBUG SLEEP 0.6").await;
     };
@@ -169,7 +161,7 @@ async fn a_slow_shard_delays_no_other_shard() {
 #[tokio::test]
 async fn a_promoted_replica_without_the_script_receives_it() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let (store, keys) = (store(&cluster).await, one_each(&cluster).await);
+    let (store, keys) = (cluster_store(&cluster).await, one_each(&cluster).await);
     let account = Account::new(&keys[0], Quota::per_day(9));
     assert_eq!(account.passed(&store, 3).await, 3);
     let promoted = cluster.failover(&address("default", &keys[0])).await;

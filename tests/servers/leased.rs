@@ -2,7 +2,6 @@
 //!
 //! Together they never exceed the limit, and use nearly all of it. A killed process loses its
 //! units.
-#![allow(clippy::print_stdout)]
 
 use std::{
     env,

@@ -1,5 +1,4 @@
 //! The connection that all decisions share.
-#![allow(clippy::print_stdout)]
 
 use std::{
     io,

@@ -1,6 +1,5 @@
 //! A shard of a cluster has neither a master nor a replica any more: requests for the other shards
 //! are decided as before, and the servers and the log stay quiet.
-#![allow(clippy::print_stdout)]
 
 use std::{
     convert::Infallible,
@@ -18,7 +17,7 @@ use tower_sluice::{
 use tracing::Level;
 
 use crate::{
-    accounts::{Account, address, rule},
+    accounts::{Account, address, cluster_store, on_cluster, rule},
     log::Log,
     servers::{Cluster, Flavour, eventually},
 };
@@ -33,13 +32,6 @@ const PAUSE: Duration = Duration::from_millis(4);
 const BUDGET: Duration = Duration::from_millis(400);
 /// The delay that a machine with other work may add. It is small enough to detect a missing bound.
 const SLACK: Duration = Duration::from_secs(2);
-
-async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).readable_keys().await;
-    store.unwrap_or_else(|error| panic!("{error}"))
-}
 
 fn name(number: usize) -> String {
     format!("key{number}")
@@ -71,9 +63,7 @@ fn lose_first(cluster: &mut Cluster, frozen: bool) {
 
 /// Returns a store that has not connected yet.
 fn lazy(cluster: &Cluster) -> RedisStore<ClusterLink> {
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    RedisStore::cluster(&urls).readable_keys().lazy().expect("addresses")
+    on_cluster(cluster).readable_keys().lazy().expect("addresses")
 }
 
 /// Returns the store of a process in production.
@@ -154,7 +144,7 @@ async fn the_other_shards_decide_as_before_and_the_servers_are_not_flooded() {
         let what = format!("{flavour:?}, {}", if frozen { "frozen" } else { "dead" });
         let mut cluster = Cluster::start(flavour).await;
         let keys = keys(&cluster).await;
-        let store = guarded(store(&cluster).await);
+        let store = guarded(cluster_store(&cluster).await);
         check(&load(&store, &keys, Duration::from_secs(1), PAUSE).await, "before");
 
         let (before, (log, guard)) = (refreshes(&cluster).await, Log::start(Level::INFO));
@@ -179,11 +169,11 @@ async fn the_other_shards_decide_as_before_and_the_servers_are_not_flooded() {
 #[tokio::test]
 async fn a_lost_shard_is_a_warning_at_the_start_and_recovers() {
     let mut cluster = Cluster::start(Flavour::Redis).await;
-    let whole = store(&cluster).await.probe().await.expect("a probe");
+    let whole = cluster_store(&cluster).await.probe().await.expect("a probe");
     assert_eq!(whole, [""; 0]);
     lose_first(&mut cluster, false);
     let (log, _guard) = Log::start(Level::INFO);
-    let store = store(&cluster).await;
+    let store = cluster_store(&cluster).await;
     let lost = format!("127.0.0.1:{}", cluster.nodes()[0].port());
     let warned = log.read().into_iter().filter(|line| line.contains(&format!("redis: {lost}: ")));
     assert_eq!(warned.count(), 1);
@@ -222,7 +212,7 @@ async fn a_frozen_master_delays_the_start_by_one_timeout() {
         let frozen = format!("127.0.0.1:{}", cluster.nodes()[0].port());
         let (log, _guard) = Log::start(Level::INFO);
         let start = Instant::now();
-        let store = store(&cluster).await;
+        let store = cluster_store(&cluster).await;
         let took = start.elapsed();
         println!("{flavour:?}: {took:?}");
         assert!(took < TIMEOUT + SLACK, "{took:?}");
@@ -242,9 +232,7 @@ async fn a_process_without_a_cluster_starts_and_connects_later() {
     for node in 0..6 {
         cluster.node_mut(node).kill();
     }
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let error = RedisStore::cluster(&urls).await.expect_err("no server");
+    let error = on_cluster(&cluster).await.expect_err("no server");
     assert_eq!(error.kind(), RedisErrorKind::Disconnected, "{error}");
     assert!(error.to_string().contains("`.lazy()` starts without it"), "{error}");
 

@@ -1,5 +1,6 @@
 //! The tests that need Redis or Valkey servers, which they start on the loopback interface.
-#![cfg(all(feature = "redis", feature = "testing"))]
+#![cfg(feature = "redis")]
+#![allow(clippy::print_stdout, reason = "figures of tests")]
 
 #[path = "../support/accounts.rs"]
 mod accounts;
@@ -17,13 +18,12 @@ mod coalesce_faults;
 mod conformance;
 mod corrupt;
 mod denial_floods;
-#[cfg(feature = "axum")]
 mod deny_cache;
 mod exact;
-#[cfg(feature = "axum")]
 mod examples;
 mod explain;
 mod failover;
+mod fated;
 mod first_line;
 mod format;
 mod found;
@@ -40,7 +40,7 @@ mod parity;
 #[cfg(feature = "calendar")]
 mod periods;
 mod permissions;
-#[cfg(all(unix, feature = "axum"))]
+#[cfg(unix)]
 mod postgres;
 mod probe;
 mod reconnect;

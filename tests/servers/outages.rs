@@ -24,7 +24,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::connect,
+    accounts::{connect, on_cluster, on_sentinels},
     servers::{Cluster, Flavour, Mode, Proxy, Sentinels, Server, eventually},
 };
 
@@ -332,11 +332,9 @@ fn check_failover(entries: &[Entry]) {
 #[tokio::test]
 async fn a_killed_master_of_sentinels() {
     let mut sentinels = Sentinels::start(Flavour::Redis).await;
-    let urls = sentinels.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let mut limiters = Vec::new();
     for _ in 0..PROCESSES {
-        let store = RedisStore::sentinel(&urls, Sentinels::NAME).await;
+        let store = on_sentinels(&sentinels).await;
         limiters.push(Policy::Fallback.guard(store.expect("a store")));
     }
     let entries = play(limiters, async |_| {
@@ -350,11 +348,9 @@ async fn a_killed_master_of_sentinels() {
 #[tokio::test]
 async fn a_killed_master_of_a_cluster() {
     let mut cluster = Cluster::start(Flavour::Valkey).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let mut limiters = Vec::new();
     for _ in 0..PROCESSES {
-        let store = RedisStore::cluster(&urls).readable_keys().await;
+        let store = on_cluster(&cluster).readable_keys().await;
         limiters.push(Policy::Fallback.guard(store.expect("a store")));
     }
     let place = crate::accounts::address("default", "k0");

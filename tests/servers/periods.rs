@@ -14,7 +14,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, connect, rule},
+    accounts::{Account, connect, on_cluster, rule},
     servers::{Cluster, Flavour, Server, eventually},
 };
 
@@ -131,9 +131,7 @@ async fn a_wrong_clock_charges_no_rule_of_a_request() {
     let server = Server::redis().await;
     all_rules_fail(connect(&server.url()).await).await;
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    all_rules_fail(RedisStore::cluster(&urls).await.expect("a store")).await;
+    all_rules_fail(on_cluster(&cluster).await.expect("a store")).await;
 }
 
 /// The process does not know the period of the charge.

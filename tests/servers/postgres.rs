@@ -84,7 +84,7 @@ async fn the_store_passes_the_conformance_kit() {
             ("gcra.json", (16, 3)),
             ("token_bucket.json", (0, 18)),
             ("fixed_window.json", (20, 4)),
-            ("sliding_window.json", (0, 10)),
+            ("sliding_window.json", (0, 11)),
             ("sliding_log.json", (0, 12)),
             ("max_debt.json", (7, 6)),
             ("refunds.json", (44, 114)),

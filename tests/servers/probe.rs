@@ -1,7 +1,6 @@
 //! The check of the server before the first request.
 //!
 //! Its errors contain the fix and no password.
-#![allow(clippy::print_stdout)]
 
 use std::time::Duration;
 

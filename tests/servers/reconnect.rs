@@ -1,7 +1,6 @@
 //! Reconnection after a crash of the server.
 //!
 //! It is soon, with one attempt at a time, and not at the same moment as other stores.
-#![allow(clippy::print_stdout)]
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},

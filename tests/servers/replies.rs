@@ -1,5 +1,4 @@
 //! Replies of any bytes: each is an error of the right kind, or a decision of the server.
-#![allow(clippy::print_stdout)]
 
 use futures::future::join_all;
 use tokio::time::timeout;

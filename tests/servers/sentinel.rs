@@ -1,5 +1,4 @@
 //! The store follows the master that sentinels name.
-#![allow(clippy::print_stdout)]
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +6,7 @@ use tokio::time::timeout;
 use tower_sluice::{Quota, RedisStore, store::RedisErrorKind as Kind};
 
 use crate::{
-    accounts::Account,
+    accounts::{Account, on_sentinels},
     servers::{Flavour, PATIENCE, Sentinels, eventually},
 };
 
@@ -16,9 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_secs(4);
 
 async fn store(sentinels: &Sentinels) -> RedisStore {
-    let urls = sentinels.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::sentinel(&urls, Sentinels::NAME).await;
+    let store = on_sentinels(sentinels).await;
     store.unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -1,7 +1,5 @@
 //! Shares of a pool on Redis, Valkey and a cluster.
 
-#![allow(clippy::print_stdout)]
-
 use std::{
     convert::Infallible,
     slice,
@@ -23,7 +21,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{DAY, Dice, LONG, address, connect, gcra_account, raw, rule},
+    accounts::{DAY, Dice, LONG, address, connect, gcra_account, on_cluster, raw, rule},
     servers::{Cluster, Flavour, Server, eventually},
     support::{answer, choices::Choosing, with},
 };
@@ -99,9 +97,7 @@ where
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_in_other_slots_of_a_cluster_than_their_pool_equal_the_embedded_store() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.expect("a store");
+    let store = on_cluster(&cluster).await.expect("a store");
     equal_the_embedded_store(&store, "apart").await;
     let tagged = store.reopen().prefix("tagged").hash_tag_by_key().lazy().expect("a store");
     equal_the_embedded_store(&tagged, "tagged").await;
@@ -125,11 +121,9 @@ async fn after_a_burst_on_a_cluster_no_unit_is_lost() {
     const POOL: u32 = 40;
     const RESERVE: u32 = 12;
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let mut stores = Vec::new();
     for _ in 0..3 {
-        stores.push(RedisStore::cluster(&urls).await.expect("a store"));
+        stores.push(on_cluster(&cluster).await.expect("a store"));
     }
     let quotas = [SHARE, POOL, POOL].map(|units| [Quota::new(units, LONG).expect("a quota")]);
     for round in 0..5 {
@@ -227,11 +221,9 @@ async fn three_processes_share_a_pool_fairly_with_few_calls() {
 #[tokio::test(flavor = "multi_thread")]
 async fn three_processes_share_a_pool_of_a_cluster_fairly() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let mut stores = Vec::new();
     for _ in 0..3 {
-        stores.push(RedisStore::cluster(&urls).await.expect("a store").fail_closed().boxed());
+        stores.push(on_cluster(&cluster).await.expect("a store").fail_closed().boxed());
     }
     let calls = calls_of_a_flood(cluster.nodes(), &stores).await;
     assert!(calls <= 4.0, "{calls} calls for each request");
@@ -271,6 +263,7 @@ async fn calls_of_a_flood(servers: &[Server], stores: &[Arc<DynStore<Infallible>
     };
     // The server knows the script from then on, and the processes know the clients: one that is never
     // admitted has no share.
+    let first = Instant::now();
     let mut admitted: u32 = send(0, "large").await;
     for process in 0..3 {
         for at in 0..10 {
@@ -301,7 +294,7 @@ async fn calls_of_a_flood(servers: &[Server], stores: &[Arc<DynStore<Infallible>
         admitted
     });
     let (large, small) = tokio::join!(join_all(large), join_all(small));
-    let elapsed = start.elapsed().as_secs_f64();
+    let elapsed = first.elapsed().as_secs_f64();
     let (large, small): (u32, u32) = (large.iter().sum(), small.iter().sum());
     admitted += large + small;
     // A pool alone would admit an eighth of them. The simulation has a narrower bound.

@@ -22,7 +22,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, LONG, connect, lazy, rule},
+    accounts::{Account, LONG, connect, lazy, on_cluster, on_sentinels, rule},
     rule_kinds::{POLICIES, Policy},
     servers::{Cluster, Flavour, Mode, Proxy, Sentinels, Server, eventually},
     streams::{Gate, to},
@@ -80,18 +80,14 @@ async fn a_frozen_server_is_found_on_every_kind_of_connection() {
     local.cont();
 
     let sentinels = Sentinels::start(Flavour::Redis).await;
-    let urls = sentinels.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::sentinel(&urls, Sentinels::NAME).await.expect("connects");
+    let store = on_sentinels(&sentinels).await.expect("connects");
     let master = &sentinels.servers()[sentinels.master().await];
     master.stop();
     is_found("Sentinel", store).await;
     master.cont();
 
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store: RedisStore<ClusterLink> = RedisStore::cluster(&urls).await.expect("connects");
+    let store: RedisStore<ClusterLink> = on_cluster(&cluster).await.expect("connects");
     // Opens the connection of the key.
     assert!(account().take(&store, 1).await.expect("a decision").is_allowed());
     cluster.nodes().iter().for_each(Server::stop);

@@ -1,7 +1,6 @@
 //! Slots on the servers of a cluster, of which one does not reply.
 
 use std::{
-    future::pending,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::SeqCst},
@@ -10,10 +9,7 @@ use std::{
 };
 
 use futures::{future::join_all, poll};
-use redis::{
-    Arg, Cmd, Pipeline, RedisFuture, Value,
-    aio::{ConnectionLike, MultiplexedConnection},
-};
+use redis::{Arg, Cmd};
 use tokio::time::{sleep, timeout};
 use tower_sluice::{
     Key, Quota, RedisStore, StoreExt,
@@ -22,7 +18,8 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, address, raw, rule},
+    accounts::{Account, address, on_cluster, raw, rule},
+    fated::{Fate, Fated},
     servers::{Cluster, Flavour, Server},
     slots::{held, until_held},
 };
@@ -30,9 +27,7 @@ use crate::{
 const TTL: Duration = Duration::from_secs(1);
 
 async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).readable_keys().slot_ttl(TTL).await;
+    let store = on_cluster(cluster).readable_keys().slot_ttl(TTL).await;
     store.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -99,38 +94,12 @@ async fn a_frozen_server_delays_no_frees_on_the_others() {
     }
 }
 
-/// A connection that answers a number of calls on the accounts of a rule, and no more.
-#[derive(Clone)]
-struct Partial {
-    inner: MultiplexedConnection,
-    rule: &'static str,
-    answers: Arc<AtomicU32>,
-}
-
-impl ConnectionLike for Partial {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        let is_meant = |arg: Arg<&[u8]>| matches!(arg, Arg::Simple(text) if String::from_utf8_lossy(text).contains(self.rule));
-        let less = |left: u32| left.checked_sub(1);
-        if command.args_iter().any(is_meant)
-            && self.answers.fetch_update(SeqCst, SeqCst, less).is_err()
-        {
-            return Box::pin(pending());
-        }
-        self.inner.req_packed_command(command)
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        pipeline: &'a Pipeline,
-        offset: usize,
-        count: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        self.inner.req_packed_commands(pipeline, offset, count)
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
+/// A command for an account of the rule `many`.
+fn is_for_many(command: &Cmd) -> bool {
+    command.args_iter().any(|arg| match arg {
+        Arg::Simple(text) => String::from_utf8_lossy(text).contains("many"),
+        _ => false,
+    })
 }
 
 /// A slot, and rates of which the second denies, have a call each. The undo call of the first rate
@@ -139,7 +108,12 @@ impl ConnectionLike for Partial {
 async fn a_denied_request_frees_its_slot_before_its_charges_are_undone() {
     let server = Server::redis().await;
     let (inner, answers) = (raw(&server.url()).await, Arc::new(AtomicU32::new(1_000)));
-    let partial = Partial { inner, rule: "many", answers: answers.clone() };
+    let left = answers.clone();
+    let less = |left: u32| left.checked_sub(1);
+    let partial = Fated::new(inner, move |command| {
+        let is_last = is_for_many(command) && left.fetch_update(SeqCst, SeqCst, less).is_err();
+        if is_last { Fate::HasNoReply } else { Fate::Works }
+    });
     let store = RedisStore::sharded(partial).readable_keys().lazy().expect("a store");
     let other = RedisStore::connect(server.url()).readable_keys().await.expect("a store");
     let (key, slots, many, few) =

@@ -11,15 +11,12 @@ use std::{
 };
 
 use futures::{StreamExt, future::join_all, poll, stream};
-use redis::{
-    Cmd, Pipeline, RedisFuture, Value,
-    aio::{ConnectionLike, MultiplexedConnection},
-};
 use tokio::time::{sleep, timeout};
 use tower_sluice::{Decision, Quota, RedisStore, testing::Subject};
 
 use crate::{
     accounts::{Account, address, connect, raw, slots_key},
+    fated::{Fate, Fated},
     servers::{Flavour, Server},
     slots::{held, until_held},
 };
@@ -29,6 +26,14 @@ const TEN: Duration = Duration::from_secs(10);
 
 async fn take(store: &RedisStore, account: &Account) -> bool {
     account.take(store, 1).await.is_ok_and(|it| it.is_allowed())
+}
+
+/// Takes a slot of each of many accounts.
+async fn take_each(store: &RedisStore, accounts: u32) -> Vec<Decision> {
+    let accounts: Vec<_> =
+        (0..accounts).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
+    let taken = stream::iter(&accounts).map(|account| account.take(store, 1));
+    taken.buffered(100).map(|it| it.expect("a decision")).collect().await
 }
 
 #[tokio::test]
@@ -89,38 +94,6 @@ async fn a_take_whose_answer_is_read_after_the_time_to_live_begins_lost() {
     }
 }
 
-/// A connection whose replies are lost while `is_deaf` is set.
-#[derive(Clone)]
-struct Deaf {
-    inner: MultiplexedConnection,
-    is_deaf: Arc<AtomicBool>,
-}
-
-impl ConnectionLike for Deaf {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async move {
-            let reply = self.inner.req_packed_command(command).await;
-            match self.is_deaf.load(SeqCst) {
-                true => Err(std::io::Error::other("the reply is lost").into()),
-                false => reply,
-            }
-        })
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        commands: &'a Pipeline,
-        offset: usize,
-        count: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        self.inner.req_packed_commands(commands, offset, count)
-    }
-
-    fn get_db(&self) -> i64 {
-        self.inner.get_db()
-    }
-}
-
 /// The slots would count for a day.
 #[tokio::test]
 async fn a_batch_without_an_answer_frees_the_slots_of_all_its_callers() {
@@ -130,7 +103,11 @@ async fn a_batch_without_an_answer_frees_the_slots_of_all_its_callers() {
     let day = Duration::from_secs(86_400);
     let other = RedisStore::connect(server.url()).slot_ttl(day).await.expect("a store");
     let (inner, is_deaf) = (raw(&server.url()).await, Arc::new(AtomicBool::new(false)));
-    let deaf = Deaf { inner, is_deaf: is_deaf.clone() };
+    let loses = is_deaf.clone();
+    let deaf = Fated::new(inner, move |_| match loses.load(SeqCst) {
+        true => Fate::LosesReply,
+        false => Fate::Works,
+    });
     let store = RedisStore::with_connection(deaf).slot_ttl(day);
     let store = store.lazy().expect("a store");
     for (what, quotas) in [("alone", &rates[..1]), ("beside a rate", &rates[..])] {
@@ -154,11 +131,7 @@ async fn a_freeze_of_less_than_two_thirds_of_the_time_to_live_loses_nothing() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(6);
     let store = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
-    let accounts: Vec<_> =
-        (0..3_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
-    let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
-    let taken: Vec<_> = taken.buffered(100).collect().await;
-    let mut taken: Vec<_> = taken.into_iter().map(|it| it.expect("a decision")).collect();
+    let mut taken = take_each(&store, 3_000).await;
     let slots: Vec<_> = taken.iter_mut().filter_map(Decision::take_slot).collect();
     assert_eq!(slots.len(), 3_000);
     for _ in 0..2 {
@@ -191,11 +164,8 @@ async fn renewals_are_spread_over_a_third_of_the_time_to_live() {
     let server = Server::redis().await;
     let ttl = Duration::from_secs(6);
     let store = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
-    let accounts: Vec<_> =
-        (0..5_000).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
-    let taken = stream::iter(&accounts).map(|account| account.take(&store, 1));
-    let taken: Vec<_> = taken.buffered(100).collect().await;
-    assert!(taken.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_allowed())));
+    let taken = take_each(&store, 5_000).await;
+    assert!(taken.iter().all(Decision::is_allowed));
     // Two thirds later, every slot has been renewed.
     sleep(ttl * 2 / 3).await;
     let (mut most, mut all, mut before) = (0, 0, server.script_calls().await);
@@ -210,29 +180,6 @@ async fn renewals_are_spread_over_a_third_of_the_time_to_live() {
     assert!(most <= all / 3, "{most} of {all} calls in a twentieth of the time");
 }
 
-/// A connection to a server that is down.
-#[derive(Clone)]
-struct Down;
-
-impl ConnectionLike for Down {
-    fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(ready(Err(std::io::Error::other("down").into())))
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        _: &'a Pipeline,
-        _: usize,
-        _: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        Box::pin(ready(Err(std::io::Error::other("down").into())))
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
-}
-
 /// Returns the memory of this process, in bytes.
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux");
@@ -241,7 +188,10 @@ fn resident() -> usize {
 
 #[tokio::test]
 async fn keys_that_fail_are_forgotten_while_the_server_is_down() {
-    let store = RedisStore::with_connection(Down).slot_ttl(TTL).lazy().expect("a store");
+    let store = RedisStore::with_connection(Fated::down(Duration::ZERO))
+        .slot_ttl(TTL)
+        .lazy()
+        .expect("a store");
     let mut before = 0;
     for round in 0..5_u32 {
         for n in 0..30_000_u32 {

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use tower_sluice::{Limiter, Quota, RedisStore, StoreExt};
 
 use crate::{
-    accounts::{Account, address},
+    accounts::{Account, address, on_cluster, on_sentinels},
     servers::{Cluster, Flavour, Sentinels, Server, eventually},
     slots::{held, until_held},
 };
@@ -96,10 +96,8 @@ async fn a_restarted_server_has_lost_at_most_one_limit() {
 #[tokio::test]
 async fn a_killed_master_of_sentinels_has_lost_at_most_one_limit() {
     let mut sentinels = Sentinels::start(Flavour::Redis).await;
-    let urls = sentinels.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let connect = async || {
-        let store = RedisStore::sentinel(&urls, Sentinels::NAME).slot_ttl(TTL);
+        let store = on_sentinels(&sentinels).slot_ttl(TTL);
         store.await.expect("a store")
     };
     contend([connect().await, connect().await], async || {
@@ -136,10 +134,8 @@ where
 #[tokio::test]
 async fn a_promoted_replica_of_a_cluster_has_all_slots() {
     let mut cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let connect = async || {
-        let store = RedisStore::cluster(&urls).readable_keys().slot_ttl(TTL);
+        let store = on_cluster(&cluster).readable_keys().slot_ttl(TTL);
         store.await.expect("a store")
     };
     let first = address("default", "k0");

@@ -1,5 +1,4 @@
 //! Processes that hold slots, and are killed or paused.
-#![allow(clippy::print_stdout)]
 
 use std::{
     collections::BTreeMap,

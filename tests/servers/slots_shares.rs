@@ -1,5 +1,4 @@
 //! The slots that three processes with waiting requests get on one server.
-#![allow(clippy::print_stdout)]
 
 use std::{
     sync::{

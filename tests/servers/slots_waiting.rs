@@ -1,8 +1,8 @@
 //! Requests that wait for a slot on Redis (`max_wait`).
-#![allow(clippy::print_stdout)]
 
 use std::{
     convert::Infallible,
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::join_all;
+use futures::{future::join_all, poll};
 use http::{Request, Response, StatusCode};
 use redis::cmd;
 use tokio::{
@@ -18,7 +18,7 @@ use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_sluice::{
     Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, Store,
     StoreExt,
@@ -30,7 +30,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, Dice, connect, raw, rule},
+    accounts::{Account, Dice, connect, on_cluster, raw, rule},
     servers::{Cluster, Flavour, Mode, Proxy, Server, eventually},
     slots::{held, until_held},
     support::several_slots::never_wait,
@@ -58,38 +58,19 @@ struct Ran(Arc<Mutex<Vec<String>>>);
 type Answer = JoinHandle<(StatusCode, Duration)>;
 
 /// Sends requests to a layer whose handler takes `time`.
-struct App<S> {
-    service: S,
+struct App {
+    service: BoxCloneService<Request<()>, Response<String>, Infallible>,
     ran: Ran,
 }
 
-fn app<S>(
-    quotas: &[Quota],
-    store: S,
-    max_wait: Duration,
-    time: Duration,
-) -> App<
-    impl Service<Request<()>, Response = Response<String>, Error = Infallible, Future: Send>
-    + Clone
-    + Send
-    + 'static,
->
+fn app<S>(store: S, max_wait: Duration, time: Duration) -> App
 where
     S: Store<Error = Infallible, Future: Send> + Send + Sync + 'static,
 {
-    app_of(Rule::new("api", Everyone, quotas.to_vec()).max_wait(max_wait), store, time)
+    app_of(Rule::new("api", Everyone, ONE).max_wait(max_wait), store, time)
 }
 
-fn app_of<S>(
-    rule: Rule<Everyone>,
-    store: S,
-    time: Duration,
-) -> App<
-    impl Service<Request<()>, Response = Response<String>, Error = Infallible, Future: Send>
-    + Clone
-    + Send
-    + 'static,
->
+fn app_of<S>(rule: Rule<Everyone>, store: S, time: Duration) -> App
 where
     S: Store<Error = Infallible, Future: Send> + Send + Sync + 'static,
 {
@@ -104,16 +85,11 @@ where
             Ok(Response::new(String::new()))
         }
     });
-    App { service: layer.max_waiters_per_key(100).layer(handler), ran }
+    let service = BoxCloneService::new(layer.max_waiters_per_key(100).layer(handler));
+    App { service, ran }
 }
 
-impl<S> App<S>
-where
-    S: Service<Request<()>, Response = Response<String>, Error = Infallible, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-{
+impl App {
     /// Sends a request, with the time that it took.
     fn send(&self, request: Request<()>) -> Answer {
         let service = self.service.clone();
@@ -147,6 +123,21 @@ async fn all(sent: Vec<Answer>) -> Vec<(StatusCode, Duration)> {
     join_all(sent).await.into_iter().map(|it| it.expect("no panic")).collect()
 }
 
+/// Two processes that share a server.
+struct Processes {
+    server: Server,
+    store: RedisStore,
+    other: RedisStore,
+}
+
+impl Processes {
+    async fn start() -> Self {
+        let server = Server::redis().await;
+        let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        Self { server, store, other }
+    }
+}
+
 async fn hold(store: &RedisStore, quota: Quota) -> Decision {
     until_free(store, quota).await;
     let running = account(quota).take(store, 1).await.expect("a decision");
@@ -167,7 +158,7 @@ async fn a_freed_slot_goes_to_the_requests_of_its_process_in_their_order() {
     for flavour in [Flavour::Redis, Flavour::Valkey] {
         let server = Server::start(flavour, &[]).await;
         let store = connect(&server.url()).await;
-        let app = app(&[ONE], store.clone().fail_closed(), millis(5_000), Duration::ZERO);
+        let app = app(store.clone().fail_closed(), millis(5_000), Duration::ZERO);
         let running = hold(&store, ONE).await;
         sleep(millis(700)).await;
         drop(running);
@@ -191,9 +182,8 @@ async fn a_freed_slot_goes_to_the_requests_of_its_process_in_their_order() {
 
 #[tokio::test]
 async fn requests_that_wait_for_other_processes_make_few_calls() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
-    let app = app(&[ONE], store.clone().fail_closed(), millis(3_000), Duration::ZERO);
+    let Processes { server, store, other } = Processes::start().await;
+    let app = app(store.clone().fail_closed(), millis(3_000), Duration::ZERO);
     let running = hold(&other, ONE).await;
     let sent = app.send_all(30).await;
     let before = server.script_calls().await;
@@ -209,6 +199,30 @@ async fn requests_that_wait_for_other_processes_make_few_calls() {
     until_held(&store, &account(ONE), 0).await;
 }
 
+/// The server denied the request before the slot was free, and its answer is read afterwards.
+#[tokio::test]
+async fn a_slot_that_is_freed_during_the_call_of_a_request_goes_to_it() {
+    let Processes { server, store, other } = Processes::start().await;
+    let app = app(store.clone().fail_closed(), millis(5_000), Duration::ZERO);
+    // The mean hold time is then long, so that a request that waits seldom asks by itself.
+    let before = hold(&store, ONE).await;
+    sleep(millis(2_600)).await;
+    drop(before);
+    let running = hold(&store, ONE).await;
+    let mut request = pin!(app.service.clone().oneshot(to("/")));
+    let before = server.script_calls().await;
+    assert!(poll!(request.as_mut()).is_pending());
+    let decided = async || (server.script_calls().await > before).then_some(());
+    eventually("it is decided", decided).await;
+    drop(running);
+    until_held(&other, &account(ONE), 0).await;
+    // The process learns that the slot is free.
+    sleep(millis(20)).await;
+    let start = Instant::now();
+    assert_eq!(request.await.expect("infallible").status(), OK);
+    assert!(start.elapsed() < millis(120), "{:?}", start.elapsed());
+}
+
 /// A request that leaves during its call is no failure, after which all would ask at once.
 #[tokio::test]
 async fn only_the_next_request_asks_when_one_leaves_during_its_call() {
@@ -217,7 +231,7 @@ async fn only_the_next_request_asks_when_one_leaves_during_its_call() {
     let store =
         RedisStore::connect(server.url_at(proxy.addr())).coalesce(false).await.expect("a store");
     let other = connect(&server.url()).await;
-    let app = app(&[ONE], store.fail_closed(), millis(9_000), Duration::ZERO);
+    let app = app(store.fail_closed(), millis(9_000), Duration::ZERO);
     let running = hold(&other, ONE).await;
     let mut sent = app.send_all(30).await;
     proxy.set(Mode::Delay(millis(200))).await;
@@ -245,7 +259,7 @@ async fn the_first_request_asks_eight_times_in_the_mean_hold_time_and_then_less_
         let before = hold(&store, ONE).await;
         sleep(millis(hold_time)).await;
         drop(before);
-        let app = app(&[ONE], store.fail_closed(), millis(9_000), Duration::ZERO);
+        let app = app(store.fail_closed(), millis(9_000), Duration::ZERO);
         let running = hold(&other, ONE).await;
         let sent = app.send_all(10).await;
         let before = server.script_calls().await;
@@ -282,7 +296,7 @@ fn held_slots_and_waiting_requests_are_gauges() {
     let work = async {
         let server = Server::redis().await;
         let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
-        let app = app(&[ONE], store.fail_closed(), millis(9_000), millis(700));
+        let app = app(store.fail_closed(), millis(9_000), millis(700));
         let running = hold(&other, ONE).await;
         let first = app.send(to("/first"));
         eventually("one waits", async || (look() == [0.0, 1.0]).then_some(())).await;
@@ -302,7 +316,7 @@ async fn a_distant_server_prolongs_no_wait() {
     let mut proxy = Proxy::start(server.address()).await;
     let (store, other) =
         (connect(&server.url_at(proxy.addr())).await, connect(&server.url()).await);
-    let app = app(&[ONE], store.clone().fail_closed(), millis(1_000), Duration::ZERO);
+    let app = app(store.clone().fail_closed(), millis(1_000), Duration::ZERO);
     let running = hold(&other, ONE).await;
     // The script is loaded, and the store knows that nothing is free.
     assert!(!account(ONE).take(&store, 1).await.expect("a decision").is_allowed());
@@ -341,7 +355,7 @@ where
     for is_silent in [false, true] {
         let mut server = Server::redis().await;
         let (inner, other) = (connect(&server.url()).await, connect(&server.url()).await);
-        let app = app(&[ONE], store(inner), millis(5_000), Duration::ZERO);
+        let app = app(store(inner), millis(5_000), Duration::ZERO);
         let running = hold(&other, ONE).await;
         let sent = app.send_all(40).await;
         if is_silent {
@@ -416,9 +430,7 @@ async fn a_request_for_several_slots_waits_on_no_store() {
         never_wait(&name("wrapped"), all.boxed()).await;
     }
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.expect("connects");
+    let store = on_cluster(&cluster).await.expect("connects");
     never_wait("cluster", store.fail_closed().boxed()).await;
 }
 
@@ -445,7 +457,7 @@ async fn a_request_that_never_fits_does_not_wait_behind_another_one() {
 async fn a_slot_that_is_taken_after_an_outage_counts_in_the_next_one() {
     let (server, local) = (Server::redis().await, LocalStore::new());
     let store = connect(&server.url()).await.timeout(TIMEOUT).fallback(local.clone(), 1);
-    let app = app(&[ONE], store.clone(), millis(5_000), millis(3_000));
+    let app = app(store.clone(), millis(5_000), millis(3_000));
     let api = account(ONE);
     let running = store.take(&[api.charge(1)]).await.expect("infallible");
     server.stop();
@@ -472,7 +484,7 @@ async fn a_slot_that_is_taken_after_an_outage_counts_in_the_next_one() {
 async fn a_request_that_an_outage_admits_leaves_its_queue() {
     let server = Server::redis().await;
     let (inner, other) = (connect(&server.url()).await, connect(&server.url()).await);
-    let app = app(&[ONE], inner.timeout(TIMEOUT).fail_open(), millis(5_000), millis(3_000));
+    let app = app(inner.timeout(TIMEOUT).fail_open(), millis(5_000), millis(3_000));
     let running = hold(&other, ONE).await;
     let first = app.send_all(1).await;
     server.stop();
@@ -490,15 +502,14 @@ async fn a_request_that_an_outage_admits_leaves_its_queue() {
 
 #[tokio::test]
 async fn requests_wait_beyond_the_end_of_the_runtime_that_first_took_slots() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let Processes { server: _server, store, other } = Processes::start().await;
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let (runtime, first) = (runtime.expect("a runtime"), store.clone());
     let first = runtime.spawn(async move { Account::new("first", ONE).take(&first, 1).await });
     let first = first.await.expect("no panic").expect("a decision");
     assert!(first.is_allowed());
     let running = hold(&other, ONE).await;
-    let app = app(&[ONE], store.fail_closed(), millis(3_000), Duration::ZERO);
+    let app = app(store.fail_closed(), millis(3_000), Duration::ZERO);
     let sent = app.send_all(3).await;
     runtime.shutdown_background();
     sleep(millis(50)).await;
@@ -511,8 +522,7 @@ async fn requests_wait_beyond_the_end_of_the_runtime_that_first_took_slots() {
 
 #[tokio::test]
 async fn a_request_whose_headroom_changes_while_it_waits_leaves_no_place_behind() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let Processes { server: _server, store, other } = Processes::start().await;
     let asked = AtomicBool::new(false);
     let quota = Quota::concurrent(2);
     let headroom = Cost::from_fn(move |_| u32::from(asked.swap(true, SeqCst)));
@@ -531,8 +541,7 @@ async fn a_request_whose_headroom_changes_while_it_waits_leaves_no_place_behind(
 /// Requests with less headroom ask before the first one that waits.
 #[tokio::test]
 async fn denials_of_others_do_not_postpone_the_call_of_the_first_request() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let Processes { server: _server, store, other } = Processes::start().await;
     let quota = Quota::concurrent(5);
     let rule = Rule::new("api", Everyone, quota).max_wait(millis(4_000)).headroom(1);
     let app = app_of(rule, store.clone().fail_closed(), Duration::ZERO);
@@ -558,9 +567,7 @@ async fn denials_of_others_do_not_postpone_the_call_of_the_first_request() {
 #[tokio::test]
 async fn the_mean_hold_time_has_no_slots_that_no_request_held() {
     let cluster = Cluster::start(Flavour::Redis).await;
-    let urls = cluster.urls();
-    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await.expect("connects");
+    let store = on_cluster(&cluster).await.expect("connects");
     let (two, once) = ([Quota::concurrent(2)], [Quota::per_day(1)]);
     let key = Key::from("alice");
     let slots = Charge::new(rule("slots"), &key, &two);
@@ -615,8 +622,7 @@ async fn is_marked(server: &Server) -> bool {
 
 #[tokio::test]
 async fn only_a_request_that_waits_for_slots_marks_them() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let Processes { server, store, other } = Processes::start().await;
     let rates = [ONE, Quota::per_hour(1)];
     let rule = || Rule::new("api", Everyone, ONE).max_wait(millis(500));
     let both = || Rule::new("api", Everyone, rates.to_vec()).max_wait(millis(500));
@@ -641,8 +647,7 @@ async fn only_a_request_that_waits_for_slots_marks_them() {
 /// A mark ends once its store has more slots than before, so slots that are only asked for do not count.
 #[tokio::test]
 async fn a_mark_has_the_slots_that_its_store_holds() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let Processes { server, store, other } = Processes::start().await;
     let (two, running) = (Quota::concurrent(2), hold(&other, ONE).await);
     let own = account(two).take(&store, 1).await.expect("a decision");
     assert!(running.is_allowed() && own.is_allowed());
@@ -670,8 +675,7 @@ async fn a_mark_has_the_slots_that_its_store_holds() {
 /// A mark says what later requests leave to others, and not what an allowed one sees.
 #[tokio::test]
 async fn an_allowed_request_sees_the_held_slots_beside_a_mark() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let Processes { server, store, other } = Processes::start().await;
     let (two, mut running) = (Quota::concurrent(2), Vec::new());
     for process in [&store, &other] {
         running.push(account(two).take(process, 1).await.expect("a decision"));
@@ -695,9 +699,8 @@ async fn an_allowed_request_sees_the_held_slots_beside_a_mark() {
 
 #[tokio::test]
 async fn a_mark_of_another_type_is_ignored() {
-    let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
-    let app = app(&[ONE], store.fail_closed(), millis(2_000), Duration::ZERO);
+    let Processes { server, store, other } = Processes::start().await;
+    let app = app(store.fail_closed(), millis(2_000), Duration::ZERO);
     let running = hold(&other, ONE).await;
     let sent = app.send_all(2).await;
     let mut connection = raw(&server.url()).await;

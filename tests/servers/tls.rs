@@ -1,5 +1,4 @@
 //! Encrypted connections (`rediss://`), and errors for an untrusted certificate.
-#![allow(clippy::print_stdout)]
 
 use std::{
     env, fs,

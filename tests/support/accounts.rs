@@ -7,8 +7,11 @@ use redis::{Client, aio::MultiplexedConnection};
 use tower_sluice::{
     Algorithm, Decision, Key, Quota, RedisStore, Store, StoreExt,
     rule::RuleName,
-    store::{Charge, RedisError},
+    store::{Charge, ClusterLink, RedisBuilder, RedisError},
 };
+
+use crate::servers::{Cluster, Sentinels};
+pub(crate) use crate::support::dice::Dice;
 
 /// A period whose windows and buckets end once in weeks, and so do not end while a test runs.
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
@@ -153,27 +156,21 @@ pub(crate) async fn keys(connection: &mut MultiplexedConnection) -> Vec<(Vec<u8>
     }
 }
 
-/// Pseudo-random numbers, equal in each run (splitmix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Dice(pub(crate) u64);
+/// Returns a store on a cluster that is not connected yet.
+pub(crate) fn on_cluster(cluster: &Cluster) -> RedisBuilder<ClusterLink> {
+    let urls = cluster.urls();
+    RedisStore::cluster(&urls.iter().map(String::as_str).collect::<Vec<_>>())
+}
 
-impl Dice {
-    pub(crate) fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let n = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        n ^ (n >> 31)
-    }
+/// Connects a store with readable keys to a cluster.
+pub(crate) async fn cluster_store(cluster: &Cluster) -> RedisStore<ClusterLink> {
+    let store = on_cluster(cluster).readable_keys().await;
+    store.unwrap_or_else(|error| panic!("{error}"))
+}
 
-    pub(crate) fn below(&mut self, sides: u32) -> u32 {
-        u32::try_from(self.roll() % u64::from(sides)).expect("below `sides`")
-    }
-
-    pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[self.below(u32::try_from(of.len()).expect("few")) as usize]
-    }
-
-    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.roll().to_be_bytes()[0]).collect()
-    }
+/// Returns a store on the master of sentinels that is not connected yet.
+pub(crate) fn on_sentinels(sentinels: &Sentinels) -> RedisBuilder {
+    let urls = sentinels.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    RedisStore::sentinel(&urls, Sentinels::NAME)
 }

@@ -13,7 +13,7 @@ use tower_sluice::{
     testing::{FakeClock, Subject},
 };
 
-use super::random::exact_wait;
+use super::{dice::Dice, random::exact_wait};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// The time of the first step.
@@ -66,18 +66,6 @@ fn kind(algorithm: Algorithm) -> Kind {
         Algorithm::SlidingWindow { .. } => Kind { name: "sliding window", limits },
         Algorithm::SlidingLog => Kind { name: "sliding log", limits },
         _ => panic!("{algorithm}: add its limits"),
-    }
-}
-
-/// Random numbers of a seed (`SplitMix64`).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, sides: u64) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let n = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((n ^ (n >> 31)) % sides).expect("few")
     }
 }
 
@@ -281,23 +269,23 @@ pub(crate) async fn play<S: Subject>(subject: S, pair: [usize; 2], seed: u64, vo
         vec![part(two, 1), part(one, 1)],
     ];
     let has_slots = pair.iter().any(|kind| kinds[*kind].limits[0].period().is_zero());
-    let mut random = Random(seed);
+    let mut random = Dice(seed);
     let mut changing = Changing::new(subject, voids_others);
     for _ in 0..STEPS {
-        let plan = &plans[random.below(6)];
-        let process = random.below(2);
-        match random.below(20) {
-            0..=11 => changing.take(process, plan, [1, 1, 1, 2, 3, 0][random.below(6)]).await,
+        let plan = &plans[random.index(6)];
+        let process = random.index(2);
+        match random.index(20) {
+            0..=11 => changing.take(process, plan, [1, 1, 1, 2, 3, 0][random.index(6)]).await,
             12..=14 => {
-                let parts = u32::try_from(random.below(60)).expect("few");
+                let parts = u32::try_from(random.index(60)).expect("few");
                 changing.pass(HOUR * parts / 30);
             }
-            15 | 16 => changing.undo(random.below(8)).await,
+            15 | 16 => changing.undo(random.index(8)).await,
             17 if !has_slots => {
-                changing.adjust(process, plan, [2, -1, -3, 9][random.below(4)]).await;
+                changing.adjust(process, plan, [2, -1, -3, 9][random.index(4)]).await;
             }
             18 if !has_slots => changing.reset(process, plan).await,
-            19 => changing.block(Duration::from_secs(random.below(300) as u64)).await,
+            19 => changing.block(Duration::from_secs(random.index(300) as u64)).await,
             _ => {}
         }
     }

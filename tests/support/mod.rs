@@ -4,28 +4,22 @@
 #[cfg(feature = "admin")]
 pub(crate) mod admin;
 pub(crate) mod any_error;
-#[cfg(feature = "testing")]
 pub(crate) mod changing;
-#[cfg(feature = "testing")]
 pub(crate) mod choices;
-#[cfg(feature = "testing")]
+pub(crate) mod dice;
 pub(crate) mod driven;
 #[cfg(feature = "tonic")]
 pub(crate) mod echo;
-#[cfg(feature = "testing")]
 pub(crate) mod live;
 pub(crate) mod no_limit;
-#[cfg(feature = "testing")]
 pub(crate) mod process;
 pub(crate) mod programs;
 pub(crate) mod random;
 pub(crate) mod regressions;
 pub(crate) mod several_slots;
 pub(crate) mod shaky;
-#[cfg(feature = "testing")]
 pub(crate) mod slot_tables;
 pub(crate) mod slow;
-#[cfg(feature = "testing")]
 pub(crate) mod tables;
 
 use std::{
@@ -121,6 +115,15 @@ where
     ask(&mut layer.layer(Strict::default()), request).await
 }
 
+/// Returns the status of the answer of `layer` around [`Strict`] to `request`.
+pub(crate) async fn status<L>(layer: &L, request: Request<()>) -> u16
+where
+    L: Layer<Strict>,
+    L::Service: Service<Request<()>, Response = Response<String>, Error: fmt::Debug>,
+{
+    answer(layer, request).await.status().as_u16()
+}
+
 /// Returns all header lines, sorted.
 pub(crate) fn lines(headers: &HeaderMap) -> Vec<String> {
     let mut lines: Vec<_> = headers
@@ -129,6 +132,11 @@ pub(crate) fn lines(headers: &HeaderMap) -> Vec<String> {
         .collect();
     lines.sort();
     lines
+}
+
+/// Creates a store whose clock stands still.
+pub(crate) fn store() -> LocalStore {
+    tower_sluice::testing::FakeClock::new().store(64)
 }
 
 /// Parses a quota.
@@ -146,7 +154,6 @@ pub(crate) fn periods() -> impl Strategy<Value = u64> {
 pub(crate) type Owing = RateLimitLayer<Rule<Everyone>, LocalStore>;
 
 /// Creates a layer of rule `api` over `quotas`, whose accounts are `owed` units in debt.
-#[cfg(feature = "testing")]
 pub(crate) fn owing(quotas: &[Quota], owed: u32) -> Owing {
     use tower_sluice::{Key, Limiter, rule::RuleName, testing::FakeClock};
 

@@ -19,6 +19,8 @@ use tower_sluice::{
     store::DynStore,
 };
 
+use crate::support::ALGORITHMS;
+
 /// The units of an account, and its slots.
 const UNITS: u32 = 5;
 /// The units of an account that can be leased.
@@ -27,16 +29,6 @@ const LEASABLE: u32 = 100;
 const AMPLE: u32 = 1_000_000;
 /// Ten years: no unit returns, and no window ends.
 const PERIOD: Duration = Duration::from_secs(3_650 * 86_400);
-
-const ALGORITHMS: [Algorithm; 7] = [
-    Algorithm::Gcra,
-    Algorithm::TokenBucket,
-    Algorithm::fixed_window(),
-    Algorithm::FixedWindow { carry_over: 2, paced: false },
-    Algorithm::AnchoredWindow,
-    Algorithm::SlidingWindow { buckets: 4 },
-    Algorithm::SlidingLog,
-];
 
 pub(crate) type AnyStore = Arc<DynStore<Infallible>>;
 pub(crate) type Site = BoxCloneSyncService<Request<()>, Response<String>, Infallible>;

@@ -1,6 +1,10 @@
-//! A store that acts at once, and answers when the test releases the answer.
+//! A store that acts at once, and answers when the test says so.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{
+    convert::Infallible,
+    future::ready,
+    sync::{Arc, Mutex},
+};
 
 use tokio::sync::Semaphore;
 use tower_sluice::{
@@ -8,51 +12,55 @@ use tower_sluice::{
     store::{Answer, BoxFuture, Charge, Context, Op},
 };
 
-/// An embedded store whose answers are held back: decisions by one semaphore, and changes by
-/// another.
+/// When decisions are answered. Changes are answered at the first poll, or at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum When {
+    AtOnce,
+    AtFirstPoll,
+    /// In their order, as [`Slow::tell`] permits.
+    Told,
+}
+
+/// An embedded store that answers later than it acts.
 #[derive(Clone, Debug)]
 pub(crate) struct Slow {
     pub(crate) store: LocalStore,
-    questions: Arc<Semaphore>,
-    changes: Arc<Semaphore>,
+    when: Arc<Mutex<When>>,
+    told: Arc<Semaphore>,
 }
 
-type HeldAnswer = Answer<BoxFuture<Result<Decision, Infallible>>>;
-
 impl Slow {
-    pub(crate) fn new(store: LocalStore) -> Self {
-        let shut = || Arc::new(Semaphore::new(0));
-        Self { store, questions: shut(), changes: shut() }
+    pub(crate) fn new(store: LocalStore, when: When) -> Self {
+        Self { store, when: Arc::new(Mutex::new(when)), told: Arc::new(Semaphore::new(0)) }
+    }
+
+    pub(crate) fn answer(&self, when: When) {
+        *self.when.lock().expect("no panic") = when;
     }
 
     /// Releases the answers of a number of decisions.
     pub(crate) fn tell(&self, answers: usize) {
-        self.questions.add_permits(answers);
+        self.told.add_permits(answers);
     }
-
-    /// Releases the answers of a number of changes.
-    pub(crate) fn confirm(&self, changes: usize) {
-        self.changes.add_permits(changes);
-    }
-}
-
-fn held(door: &Arc<Semaphore>, decision: Decision) -> HeldAnswer {
-    let door = door.clone();
-    Answer::Later(Box::pin(async move {
-        door.acquire().await.expect("never closed").forget();
-        Ok(decision)
-    }))
 }
 
 impl Store for Slow {
     type Error = Infallible;
     type Future = BoxFuture<Result<Decision, Infallible>>;
 
-    fn call(&self, op: Op<'_>, context: &Context<'_>) -> HeldAnswer {
+    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let decision = self.store.call(op, context).now();
-        match op {
-            Op::Take(_) => held(&self.questions, decision),
-            _ => held(&self.changes, decision),
+        let when = *self.when.lock().expect("no panic");
+        match (when, op) {
+            (When::AtOnce, _) => Answer::Now(Ok(decision)),
+            (When::Told, Op::Take(_)) => {
+                let told = self.told.clone();
+                Answer::Later(Box::pin(async move {
+                    told.acquire().await.expect("never closed").forget();
+                    Ok(decision)
+                }))
+            }
+            _ => Answer::Later(Box::pin(ready(Ok(decision)))),
         }
     }
 

@@ -10,7 +10,7 @@ use tower_sluice::{
 
 use super::{
     RECOVERY, World,
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     exact::numbers,
     lock,
     oracle::{Cause, Entry, Loss, excess},
@@ -174,115 +174,104 @@ impl Capability for Adjustments {
         10
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let (key, change) = (random.within(0..KEYS), Change::random(&mut random));
-        Box::pin(async move { self.change(world, place, key, change, &mut random).await })
+        self.change(world, place, key, change, &mut random).await;
     }
 
     /// Each result equals the embedded store's, also of charges that queue.
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            if !world.is_exact() {
-                return;
-            }
-            let (clock, quota) = (FakeClock::new(), quotas::quota(&mut random, 500));
-            let (model, own, quotas) =
-                (clock.store(64), Key::from(format!("{OWN} {when}")), [quota]);
-            world.story.record("world", || format!("key a{OWN}: {quota:?}"));
-            let mut taken: Vec<(u32, Duration, Decision, Decision)> = Vec::new();
-            // `true` once units came back, of which a deny cache of another process knows nothing.
-            let mut lowered = false;
-            for _ in 0..random.within(8..40) {
-                // Changes of one moment undo charges beside those of others.
-                let gap = u64::try_from(2 * quota.interval().as_nanos()).unwrap_or(0);
-                let gap = if random.percent(60) { 1 + gap / 16 } else { gap };
-                sleep(Duration::from_nanos(random.within(0..gap))).await;
-                let place = random.pick(&world.places);
-                let most = u64::from(quota.limit()) * 3 + 2;
-                let change = match Change::among_others(&mut random) {
-                    Change::Take(_) if random.percent(15) => {
-                        Change::Take(u32::try_from(random.within(1..most)).expect("few"))
-                    }
-                    // Beyond the debt that late charges may lead to.
-                    Change::Late(_) if random.percent(40) => {
-                        let debt = u64::from(quota.max_debt().unwrap_or(0));
-                        let units = random.within(1..most + 2 * debt);
-                        Change::Late(u32::try_from(units).expect("few"))
-                    }
-                    other => other,
-                };
-                let process = place.process();
-                lowered |= !matches!(change, Change::Take(_) | Change::Late(_));
-                let (store, charge) = (&process.store, Charge::new(name(), &own, &quotas));
-                let waits = charge.with_max_wait(Duration::from_millis(random.within(0..400)));
-                let waits = if store.supports(&[waits]).is_ok() { waits } else { charge };
-                let (answer, charge) = match change {
-                    Change::Take(cost) => {
-                        (store.take(&[waits.with_cost(cost)]), waits.with_cost(cost))
-                    }
-                    Change::Late(units) => (store.adjust(&charge, units.into()), charge),
-                    Change::Refund(units) => (store.adjust(&charge, -i64::from(units)), charge),
-                    Change::Reset => (store.reset(&charge), charge),
-                    Change::Undo(units) => {
-                        if taken.is_empty() {
-                            continue;
-                        }
-                        let (cost, at, real, modelled) =
-                            taken.swap_remove(random.below(taken.len()));
-                        let charge = charge.with_cost(cost);
-                        process.run(async { store.undo(&[charge], &real, units) }).await;
-                        sleep(SETTLED).await;
-                        clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
-                        model.undo(&[charge], &modelled, units);
-                        world.story.record(&place.name, || {
-                            format!("key a{OWN}: undoes {units:?} of {cost} of {at:?}")
-                        });
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        if !world.is_exact() {
+            return;
+        }
+        let (clock, quota) = (FakeClock::new(), quotas::quota(&mut random, 500));
+        let (model, own, quotas) = (clock.store(64), Key::from(format!("{OWN} {when}")), [quota]);
+        world.story.record("world", || format!("key a{OWN}: {quota:?}"));
+        let mut taken: Vec<(u32, Duration, Decision, Decision)> = Vec::new();
+        // `true` once units came back, of which a deny cache of another process knows nothing.
+        let mut lowered = false;
+        for _ in 0..random.within(8..40) {
+            // Changes of one moment undo charges beside those of others.
+            let gap = u64::try_from(2 * quota.interval().as_nanos()).unwrap_or(0);
+            let gap = if random.percent(60) { 1 + gap / 16 } else { gap };
+            sleep(Duration::from_nanos(random.within(0..gap))).await;
+            let place = random.pick(&world.places);
+            let most = u64::from(quota.limit()) * 3 + 2;
+            let change = match Change::among_others(&mut random) {
+                Change::Take(_) if random.percent(15) => {
+                    Change::Take(u32::try_from(random.within(1..most)).expect("few"))
+                }
+                // Beyond the debt that late charges may lead to.
+                Change::Late(_) if random.percent(40) => {
+                    let debt = u64::from(quota.max_debt().unwrap_or(0));
+                    let units = random.within(1..most + 2 * debt);
+                    Change::Late(u32::try_from(units).expect("few"))
+                }
+                other => other,
+            };
+            let process = place.process();
+            lowered |= !matches!(change, Change::Take(_) | Change::Late(_));
+            let (store, charge) = (&process.store, Charge::new(name(), &own, &quotas));
+            let waits = charge.with_max_wait(Duration::from_millis(random.within(0..400)));
+            let waits = if store.supports(&[waits]).is_ok() { waits } else { charge };
+            let (answer, charge) = match change {
+                Change::Take(cost) => (store.take(&[waits.with_cost(cost)]), waits.with_cost(cost)),
+                Change::Late(units) => (store.adjust(&charge, units.into()), charge),
+                Change::Refund(units) => (store.adjust(&charge, -i64::from(units)), charge),
+                Change::Reset => (store.reset(&charge), charge),
+                Change::Undo(units) => {
+                    if taken.is_empty() {
                         continue;
                     }
-                };
-                let Some(Ok(decision)) = process.run(async { answer.await }).await else {
-                    continue;
-                };
-                world.story.record(&place.name, || {
-                    format!("key a{OWN}: {change:?}: {}", numbers(&decision))
-                });
-                if decision.source() == Source::DenyCache && !lowered {
-                    // It ends by the start of the call that it repeats, so never too late.
-                    clock.advance(world.nodes.clock().saturating_sub(clock.now()));
-                    let look = model.peek(&[charge]).now();
-                    if look.is_allowed() {
-                        let text = format!("{when}: key a{OWN}: {change:?} denied with {look:?}");
-                        world.story.violate("exact", text);
-                        return;
-                    }
-                }
-                if decision.source() != Source::Redis {
+                    let (cost, at, real, modelled) = taken.swap_remove(random.below(taken.len()));
+                    let charge = charge.with_cost(cost);
+                    process.run(async { store.undo(&[charge], &real, units) }).await;
+                    sleep(SETTLED).await;
+                    clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
+                    model.undo(&[charge], &modelled, units);
+                    world.story.record(&place.name, || {
+                        format!("key a{OWN}: undoes {units:?} of {cost} of {at:?}")
+                    });
                     continue;
                 }
-                clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
-                let expected = match change {
-                    Change::Late(units) => model.adjust(&charge, units.into()),
-                    Change::Refund(units) => model.adjust(&charge, -i64::from(units)),
-                    Change::Reset => model.reset(&charge),
-                    _ => model.take(&[charge]),
-                };
-                let expected = expected.now();
-                if numbers(&expected) != numbers(&decision) {
-                    let (is, want) = (numbers(&decision), numbers(&expected));
-                    let text = format!("{when}: key a{OWN}: {change:?}: {is} instead of {want}");
+            };
+            let Some(Ok(decision)) = process.run(async { answer.await }).await else {
+                continue;
+            };
+            world
+                .story
+                .record(&place.name, || format!("key a{OWN}: {change:?}: {}", numbers(&decision)));
+            if decision.source() == Source::DenyCache && !lowered {
+                // It ends by the start of the call that it repeats, so never too late.
+                clock.advance(world.nodes.clock().saturating_sub(clock.now()));
+                let look = model.peek(&[charge]).now();
+                if look.is_allowed() {
+                    let text = format!("{when}: key a{OWN}: {change:?} denied with {look:?}");
                     world.story.violate("exact", text);
                     return;
                 }
-                if let (Change::Take(cost), true) = (change, expected.is_allowed()) {
-                    taken.push((cost, world.story.now(), decision, expected));
-                }
             }
-        })
+            if decision.source() != Source::Redis {
+                continue;
+            }
+            clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
+            let expected = match change {
+                Change::Late(units) => model.adjust(&charge, units.into()),
+                Change::Refund(units) => model.adjust(&charge, -i64::from(units)),
+                Change::Reset => model.reset(&charge),
+                _ => model.take(&[charge]),
+            };
+            let expected = expected.now();
+            if numbers(&expected) != numbers(&decision) {
+                let (is, want) = (numbers(&decision), numbers(&expected));
+                let text = format!("{when}: key a{OWN}: {change:?}: {is} instead of {want}");
+                world.story.violate("exact", text);
+                return;
+            }
+            if let (Change::Take(cost), true) = (change, expected.is_allowed()) {
+                taken.push((cost, world.story.now(), decision, expected));
+            }
+        }
     }
 
     fn refill(&self, world: &World) -> Duration {

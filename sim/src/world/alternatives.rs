@@ -1,23 +1,22 @@
 //! Requests that are charged to the first of several alternatives: a plan, then credits, then a gift.
 
-use std::{convert::Infallible, sync::Mutex, time::Duration};
+use std::{sync::Mutex, time::Duration};
 
-use http::{Request, Response};
 use tokio::time::sleep;
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Cost, Decision, Key, Quota, RateLimitLayer, Rule, StoreExt,
+    Decision, Key, Quota, RateLimitLayer, Rule, StoreExt,
     decision::{Outcome, Source},
     key::HeaderKey,
-    middleware::{Adjustment, ChargeHandle},
+    middleware::Adjustment,
     rule::RuleName,
     store::Charge,
 };
 
 use super::{
     RECOVERY, World,
+    asks::{Ask, Layered, number},
     calls::{Call, Calls, MAX_AGE, Model, record, wait},
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     exact, lock,
     oracle::{Cause, Entry, Loss, excess},
     wrappers::Wrapped,
@@ -29,48 +28,15 @@ const KEYS: usize = 2;
 /// The time in which a refund reaches the servers, without a fault.
 const SETTLED: Duration = Duration::from_millis(50);
 
-/// A request: its key, its cost, and the units that its handler keeps.
-#[derive(Clone, Debug)]
-struct Ask {
-    key: String,
-    cost: u32,
-    keeps: u32,
-}
-
-/// The layer of a process.
-pub struct Service(BoxCloneSyncService<Request<()>, Response<()>, Infallible>);
-
-impl Service {
-    fn new(quotas: &[Quota], store: Wrapped) -> Self {
-        let cost = || {
-            Cost::from_fn(|head| {
-                let cost = head.headers.get("x-cost").and_then(|cost| cost.to_str().ok());
-                cost.and_then(|cost| cost.parse().ok()).unwrap_or(1)
-            })
-        };
-        let rule = |index: usize| {
-            Rule::new(NAMES[index], HeaderKey::new("x-key"), quotas[index]).cost(cost())
-        };
-        let all = rule(0).or(rule(1));
-        let all = if quotas.len() > 2 { all.or(rule(2)) } else { all };
-        let inner = service_fn(async |request: Request<()>| {
-            let (ask, extensions) = (request.extensions().get::<Ask>(), request.extensions());
-            let Ask { cost, keeps, .. } = ask.expect("a request");
-            if keeps < cost {
-                extensions.get::<ChargeHandle>().expect("an exposed charge").adjust_to(*keeps);
-            }
-            Ok::<_, Infallible>(Response::new(()))
-        });
-        let layer = RateLimitLayer::rules(all, store).expose_decision();
-        Self(BoxCloneSyncService::new(layer.expose_charge(Adjustment::Keep).layer(inner)))
-    }
-
-    async fn call(&self, ask: Ask) -> Decision {
-        let request = Request::builder().uri("/").header("x-key", ask.key.clone());
-        let request = request.header("x-cost", ask.cost).extension(ask).body(());
-        let Ok(response) = self.0.clone().oneshot(request.expect("a request")).await;
-        response.extensions().get::<Decision>().expect("an exposed decision").clone()
-    }
+/// Creates the layer of a process.
+fn layered(quotas: &[Quota], store: Wrapped) -> Layered {
+    let rule = |index: usize| {
+        Rule::new(NAMES[index], HeaderKey::new("x-key"), quotas[index]).cost(number("x-cost"))
+    };
+    let all = rule(0).or(rule(1));
+    let all = if quotas.len() > 2 { all.or(rule(2)) } else { all };
+    let layer = RateLimitLayer::rules(all, store).expose_decision();
+    Layered::new(&layer.expose_charge(Adjustment::Keep))
 }
 
 /// The end of a request.
@@ -156,7 +122,7 @@ impl Alternatives {
     async fn call(&self, world: &World, place: usize, ask: Ask, calls: &Calls) -> Option<Decision> {
         let process = world.places[place].process();
         let store = || record(world, process.store.clone());
-        let service = process.alternatives.get_or_init(|| Service::new(&self.quotas, store()));
+        let service = process.alternatives.get_or_init(|| layered(&self.quotas, store()));
         process.run(calls.of(service.call(ask))).await
     }
 
@@ -187,7 +153,7 @@ impl Alternatives {
 
     async fn request(&self, world: &World, place: usize, key: usize, cost: u32, keeps: u32) {
         let (at, start) = (&world.places[place], world.story.now());
-        let ask = Ask { key: key.to_string(), cost, keeps };
+        let ask = Ask { key: key.to_string(), weight: 1, cost, keeps };
         let calls = Calls::default();
         let answer = self.call(world, place, ask.clone(), &calls).await;
         let calls = calls.take();
@@ -251,7 +217,7 @@ impl Alternatives {
             let cost = if large { random.within(1..most + 2) } else { random.within(1..4) };
             let cost = u32::try_from(cost).expect("few");
             let keeps = if random.percent(30) { cost / 2 } else { cost };
-            let ask = Ask { key: text.clone(), cost, keeps };
+            let ask = Ask { key: text.clone(), weight: 1, cost, keeps };
             let calls = Calls::default();
             let answer = self.call(world, place, ask.clone(), &calls).await;
             let (Some(decision), made) = (answer, calls.take()) else { return };
@@ -336,7 +302,7 @@ impl Alternatives {
         let process = world.places[places[0]].process();
         let answer = process.store.block(&Charge::new(name(index), &own, &[]), time);
         drop(process.run(async { answer.await }).await);
-        let ask = || Ask { key: key.clone(), cost, keeps: cost };
+        let ask = || Ask { key: key.clone(), weight: 1, cost, keeps: cost };
         let calls = Calls::default();
         let denied = self.call(world, places[1], ask(), &calls).await;
         sleep(time).await;
@@ -495,31 +461,22 @@ impl Capability for Alternatives {
         40
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let (key, index) = (random.below(KEYS), random.below(self.quotas.len()));
         let (cost, time) = (*random.pick(&[1, 1, 1, 2, 3]), random.within(1..2_000));
         let (keeps, blocks) = (if random.percent(15) { cost / 2 } else { cost }, random.percent(3));
-        Box::pin(async move {
-            match blocks {
-                true => self.block(world, place, key, index, Duration::from_millis(time)).await,
-                false => self.request(world, place, key, cost, keeps).await,
-            }
-        })
+        match blocks {
+            true => self.block(world, place, key, index, Duration::from_millis(time)).await,
+            false => self.request(world, place, key, cost, keeps).await,
+        }
     }
 
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            if when.starts_with("after") && self.slow {
-                self.read(world).await;
-            }
-            self.exact(world, random.fork(), when).await;
-            self.blocked(world, random, when).await;
-        })
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        if when.starts_with("after") && self.slow {
+            self.read(world).await;
+        }
+        self.exact(world, random.fork(), when).await;
+        self.blocked(world, random, when).await;
     }
 
     fn refill(&self, world: &World) -> Duration {

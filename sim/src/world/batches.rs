@@ -9,11 +9,7 @@ use tower_sluice::{
     store::Charge, testing::FakeClock,
 };
 
-use super::{
-    World,
-    capability::{BoxFuture, Capability},
-    exact::numbers,
-};
+use super::{World, capability::Capability, exact::numbers};
 use crate::{quotas::quota, random::Random};
 
 /// The pasts that a check follows at most.
@@ -211,16 +207,9 @@ async fn check(world: &World, mut random: Random, when: &str) {
 
 // Not during faults, because the instants of the calls are unknown there.
 impl Capability for Batches {
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            if world.places.iter().all(|place| place.wrappers.leases.is_none()) {
-                check(world, random, when).await;
-            }
-        })
+    async fn compare(&self, world: &World, random: Random, when: &'static str) {
+        if world.places.iter().all(|place| place.wrappers.leases.is_none()) {
+            check(world, random, when).await;
+        }
     }
 }

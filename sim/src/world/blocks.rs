@@ -9,7 +9,7 @@ use tower_sluice::{
 
 use super::{
     LEASE, World,
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     lock,
     oracle::{Cause, Loss},
 };
@@ -105,54 +105,43 @@ impl Capability for Blocks {
         5
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let (key, time) = (random.within(0..KEYS), Duration::from_millis(random.within(1..4_000)));
         let time = if random.percent(20) { ZERO } else { time };
         let time = random.percent(30).then_some(time);
         // Enough requests for a lease, which a block of the same process has to end.
         let with_lease = random.percent(15);
-        Box::pin(async move {
-            for _ in 0..if with_lease { 8 } else { 0 } {
-                drop(self.call(world, place, key, None).await);
-            }
-            drop(self.call(world, place, key, time).await);
-            for _ in 0..if with_lease { 3 } else { 0 } {
-                drop(self.call(world, place, key, None).await);
-            }
-        })
+        for _ in 0..if with_lease { 8 } else { 0 } {
+            drop(self.call(world, place, key, None).await);
+        }
+        drop(self.call(world, place, key, time).await);
+        for _ in 0..if with_lease { 3 } else { 0 } {
+            drop(self.call(world, place, key, None).await);
+        }
     }
 
     /// A block in one process holds in another, to the end and no longer.
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
         let (one, two) = (random.below(world.places.len()), random.below(world.places.len()));
-        Box::pin(async move {
-            let time = Duration::from_millis(random.within(50..2_000));
-            drop(self.call(world, one, 0, Some(time)).await);
-            let until = world.nodes.last_script() + time;
-            let denied = self.call(world, two, 0, None).await;
-            let left = until.saturating_sub(world.nodes.last_script());
-            let wait = denied.as_ref().and_then(Decision::retry_after);
-            if denied.as_ref().is_some_and(Decision::is_allowed) || wait != Some(left) {
-                world
-                    .story
-                    .violate("exact", format!("{when}: {wait:?} instead of {left:?} blocked"));
-            }
-            match random.percent(50) {
-                true => drop(self.call(world, one, 0, Some(ZERO)).await),
-                false => sleep(left).await,
-            }
-            // A cached denial lasts for at most a second.
-            sleep(super::RECOVERY).await;
-            let allowed = self.call(world, two, 0, None).await;
-            if !allowed.is_some_and(|decision| decision.is_allowed()) {
-                world.story.violate("exact", format!("{when}: denied after the end of a block"));
-            }
-        })
+        let time = Duration::from_millis(random.within(50..2_000));
+        drop(self.call(world, one, 0, Some(time)).await);
+        let until = world.nodes.last_script() + time;
+        let denied = self.call(world, two, 0, None).await;
+        let left = until.saturating_sub(world.nodes.last_script());
+        let wait = denied.as_ref().and_then(Decision::retry_after);
+        if denied.as_ref().is_some_and(Decision::is_allowed) || wait != Some(left) {
+            world.story.violate("exact", format!("{when}: {wait:?} instead of {left:?} blocked"));
+        }
+        match random.percent(50) {
+            true => drop(self.call(world, one, 0, Some(ZERO)).await),
+            false => sleep(left).await,
+        }
+        // A cached denial lasts for at most a second.
+        sleep(super::RECOVERY).await;
+        let allowed = self.call(world, two, 0, None).await;
+        if !allowed.is_some_and(|decision| decision.is_allowed()) {
+            world.story.violate("exact", format!("{when}: denied after the end of a block"));
+        }
     }
 
     fn check(&self, world: &World) {

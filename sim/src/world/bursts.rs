@@ -18,7 +18,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Algorithm, Decision, Quota, RateLimitLayer, Rule,
     decision::Source,
@@ -29,11 +29,7 @@ use tower_sluice::{
 };
 
 use super::{
-    World,
-    capability::{BoxFuture, Capability},
-    deployment::Kind,
-    oracle::limit,
-    process::Process,
+    World, asks, capability::Capability, deployment::Kind, oracle::limit, process::Process,
 };
 use crate::random::Random;
 
@@ -151,17 +147,12 @@ fn service(
     BoxCloneSyncService::new(layer.layer(inner))
 }
 
-async fn call(service: Service, key: String) -> Decision {
-    let request = Request::builder().uri("/").header("x-key", key).body(()).expect("a request");
-    let Ok(response) = service.oneshot(request).await;
-    response.extensions().get::<Decision>().expect("an exposed decision").clone()
-}
-
 /// Sends requests of one key at once. Returns their decisions.
 async fn send(service: &Service, key: &str, count: usize) -> Vec<Decision> {
     let mut requests = JoinSet::new();
     for _ in 0..count {
-        requests.spawn(call(service.clone(), key.to_owned()));
+        let (service, key) = (service.clone(), key.to_owned());
+        requests.spawn(async move { asks::send(&service, &key, ()).await });
     }
     requests.join_all().await
 }
@@ -264,12 +255,7 @@ async fn burst(world: &World, mut random: Random, when: &str) {
 
 // Not during faults, because a fault may fail a request.
 impl Capability for Bursts {
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(burst(world, random, when))
+    async fn compare(&self, world: &World, random: Random, when: &'static str) {
+        burst(world, random, when).await;
     }
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::random::Random;
 
-pub type BoxFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+type BoxFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// A capability of the layer or of its stores: its operations, its model and its bound.
 pub trait Capability: Send + Sync {
@@ -21,14 +21,23 @@ pub trait Capability: Send + Sync {
     }
 
     /// Runs one operation in a process. Faults may be in flight.
-    fn operate<'a>(&'a self, _world: &'a World, _place: usize, _random: Random) -> BoxFuture<'a> {
-        Box::pin(async {})
+    fn operate(
+        &self,
+        _world: &World,
+        _place: usize,
+        _random: Random,
+    ) -> impl Future<Output = ()> + Send {
+        async {}
     }
 
     /// Compares operations with the exact model, one at a time. No fault is in flight, and all
     /// accounts are full.
-    fn compare<'a>(&'a self, world: &'a World, random: Random, when: &'static str)
-    -> BoxFuture<'a>;
+    fn compare(
+        &self,
+        world: &World,
+        random: Random,
+        when: &'static str,
+    ) -> impl Future<Output = ()> + Send;
 
     /// Returns the time after which all its accounts are full, if no operation runs.
     fn refill(&self, _world: &World) -> Duration {
@@ -39,8 +48,45 @@ pub trait Capability: Send + Sync {
     fn check(&self, _world: &World) {}
 }
 
+/// A [`Capability`] of any type.
+pub trait AnyCapability: Send + Sync {
+    fn share(&self) -> u64;
+    fn operate<'a>(&'a self, world: &'a World, place: usize, random: Random) -> BoxFuture<'a>;
+    fn compare<'a>(&'a self, world: &'a World, random: Random, when: &'static str)
+    -> BoxFuture<'a>;
+    fn refill(&self, world: &World) -> Duration;
+    fn check(&self, world: &World);
+}
+
+impl<C: Capability> AnyCapability for C {
+    fn share(&self) -> u64 {
+        Capability::share(self)
+    }
+
+    fn operate<'a>(&'a self, world: &'a World, place: usize, random: Random) -> BoxFuture<'a> {
+        Box::pin(Capability::operate(self, world, place, random))
+    }
+
+    fn compare<'a>(
+        &'a self,
+        world: &'a World,
+        random: Random,
+        when: &'static str,
+    ) -> BoxFuture<'a> {
+        Box::pin(Capability::compare(self, world, random, when))
+    }
+
+    fn refill(&self, world: &World) -> Duration {
+        Capability::refill(self, world)
+    }
+
+    fn check(&self, world: &World) {
+        Capability::check(self, world);
+    }
+}
+
 /// Returns the capabilities of requests. Their shares add up to 100.
-pub fn all() -> Vec<Box<dyn Capability>> {
+pub fn all() -> Vec<Box<dyn AnyCapability>> {
     vec![
         Box::new(Rates),
         Box::new(Blocks::default()),
@@ -59,7 +105,7 @@ pub fn all() -> Vec<Box<dyn Capability>> {
 }
 
 /// Returns the capabilities that share a limit. Their shares add up to 100.
-pub fn sharing(random: &mut Random) -> Vec<Box<dyn Capability>> {
+pub fn sharing(random: &mut Random) -> Vec<Box<dyn AnyCapability>> {
     vec![
         Box::new(Alternatives::new(random)),
         Box::new(Penalties::new(random)),

@@ -20,11 +20,7 @@ use tower_sluice::{
 };
 
 use super::{
-    World,
-    capability::{BoxFuture, Capability},
-    lock,
-    process::HandlerPanic,
-    virtual_local::VirtualLocal,
+    World, capability::Capability, lock, process::HandlerPanic, virtual_local::VirtualLocal,
 };
 use crate::{
     quotas::{plain, queueing},
@@ -227,76 +223,65 @@ impl Capability for Concurrency {
         5
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let mut millis = |most| Duration::from_millis(random.within(0..most));
         let (works, reads, leaves) = (millis(2_000), millis(1_000), millis(2_000));
         let patience = if random.percent(30) { leaves } else { Duration::from_secs(10) };
         let cost = *random.pick(&[1, 1, 1, 2]);
         let call = Call { key: random.below(KEYS), cost, works, panics: random.percent(10) };
         let index = random.percent(10).then(|| random.below(2));
-        Box::pin(async move {
-            let (at, begin) = (&world.places[place], world.story.now());
-            let process = at.process();
-            let service = &process.slots;
-            if let Some(index) = index {
-                service.set_limit(index);
+        let (at, begin) = (&world.places[place], world.story.now());
+        let process = at.process();
+        let service = &process.slots;
+        if let Some(index) = index {
+            service.set_limit(index);
+        }
+        let request = async {
+            let body = service.send(call).await;
+            if body.is_some() {
+                sleep(reads).await;
             }
-            let request = async {
-                let body = service.send(call).await;
-                if body.is_some() {
-                    sleep(reads).await;
-                }
-                body.is_some()
+            body.is_some()
+        };
+        let answer = process.run(timeout(patience, request)).await;
+        world.story.record(&at.name, || {
+            let end = match answer {
+                Some(Ok(true)) => "ends",
+                Some(Ok(false)) => "is denied",
+                Some(Err(_)) => "ends, because its client leaves",
+                None => "ends by a panic or with its process",
             };
-            let answer = process.run(timeout(patience, request)).await;
-            world.story.record(&at.name, || {
-                let end = match answer {
-                    Some(Ok(true)) => "ends",
-                    Some(Ok(false)) => "is denied",
-                    Some(Err(_)) => "ends, because its client leaves",
-                    None => "ends by a panic or with its process",
-                };
-                let counts = lock(&service.model.counts);
-                let (key, limit, running) = (call.key, counts.limit, counts.running[call.key]);
-                format!(
-                    "slots s{key} cost {cost}, sent at {begin:?}: {end}, {running} of {limit} held"
-                )
-            });
-            service.check(world, &at.name, false);
-        })
+            let counts = lock(&service.model.counts);
+            let (key, limit, running) = (call.key, counts.limit, counts.running[call.key]);
+            format!("slots s{key} cost {cost}, sent at {begin:?}: {end}, {running} of {limit} held")
+        });
+        service.check(world, &at.name, false);
     }
 
     /// Bodies that are read at random times. Each decision equals the model, as in the whole run.
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            let at = random.pick(&world.places);
-            let process = at.process();
-            let service = &process.slots;
-            service.check(world, &at.name, true);
-            if world.rules.slots.queues || world.rules.slots.until == HoldUntil::Head {
-                return;
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        let at = random.pick(&world.places);
+        let process = at.process();
+        let service = &process.slots;
+        service.check(world, &at.name, true);
+        if world.rules.slots.queues || world.rules.slots.until == HoldUntil::Head {
+            return;
+        }
+        let (mut bodies, mut allowed) = (Vec::new(), 0);
+        for _ in 0..random.within(10..30) {
+            if !bodies.is_empty() && random.percent(40) {
+                drop(bodies.swap_remove(random.below(bodies.len())));
             }
-            let (mut bodies, mut allowed) = (Vec::new(), 0);
-            for _ in 0..random.within(10..30) {
-                if !bodies.is_empty() && random.percent(40) {
-                    drop(bodies.swap_remove(random.below(bodies.len())));
-                }
-                let cost = *random.pick(&[1, 1, 2]);
-                let call = Call { key: 0, cost, works: Duration::ZERO, panics: false };
-                let body = process.run(service.send(call)).await.flatten();
-                allowed += usize::from(body.is_some());
-                bodies.extend(body);
-                sleep(Duration::from_millis(random.within(0..200))).await;
-            }
-            world.story.record(&at.name, || format!("slots s0 {when}: {allowed} allowed"));
-            drop(bodies);
-            service.check(world, &at.name, true);
-        })
+            let cost = *random.pick(&[1, 1, 2]);
+            let call = Call { key: 0, cost, works: Duration::ZERO, panics: false };
+            let body = process.run(service.send(call)).await.flatten();
+            allowed += usize::from(body.is_some());
+            bodies.extend(body);
+            sleep(Duration::from_millis(random.within(0..200))).await;
+        }
+        world.story.record(&at.name, || format!("slots s0 {when}: {allowed} allowed"));
+        drop(bodies);
+        service.check(world, &at.name, true);
     }
 
     /// Nothing is held at the end.

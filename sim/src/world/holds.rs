@@ -12,14 +12,14 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Decision, Quota, RateLimitLayer, Rule, decision::Source, key::HeaderKey, middleware::HoldUntil,
 };
 
 use super::{
-    MARGIN, World,
-    capability::{BoxFuture, Capability},
+    MARGIN, World, asks,
+    capability::Capability,
     lock,
     oracle::{Cause, Log, Loss},
     process::HandlerPanic,
@@ -107,10 +107,7 @@ impl Service {
 
     async fn call(&self, call: Call) -> Decision {
         let waits = usize::from(call.waits);
-        let request = Request::builder().uri("/").header("x-key", call.key.to_string());
-        let request = request.extension(call).body(()).expect("a request");
-        let Ok(response) = self.0[waits].clone().oneshot(request).await;
-        response.extensions().get::<Decision>().expect("an exposed decision").clone()
+        asks::send(&self.0[waits], &call.key.to_string(), call).await
     }
 }
 
@@ -154,54 +151,47 @@ impl Capability for Holds {
         5
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let mut millis = |most| Duration::from_millis(random.within(0..most));
         let (short, long, leaves) = (millis(2_000), millis(15_000), millis(2_000));
         let works = if random.percent(10) { long } else { short };
         let patience = if random.percent(30) { leaves } else { 2 * LIFE };
         let call = self.call(place, random.below(KEYS), works, random.percent(10));
         let call = Call { waits: random.percent(40), ..call };
-        Box::pin(send(world, call, patience))
+        send(world, call, patience).await;
     }
 
     /// All slots are free. The limit is admitted, and one request more is not. A request that waits
     /// runs as soon as the first slot is freed.
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
         let place = random.below(world.places.len());
         let works = Duration::from_secs(1);
-        Box::pin(async move {
-            // The first request connects and sends the text of the script, so a later one may overtake it.
-            let first = self.call(place, 0, Duration::ZERO, false);
-            let _ = world.places[place].process().holds.call(first).await;
-            sleep(works).await;
-            let (most, begin) = (world.rules.held, Instant::now());
-            let mut requests = JoinSet::new();
-            for at in 0..=most {
-                let process = world.places[place].process();
-                let call = self.call(place, 0, works, false);
-                requests.spawn(async move { (at, process.holds.call(call).await) });
-                sleep(Duration::from_millis(20)).await;
-            }
-            let waiting = Call { waits: true, ..self.call(place, 0, Duration::ZERO, false) };
-            let decision = world.places[place].process().holds.call(waiting).await;
-            let took = begin.elapsed();
-            if !decision.is_allowed() || took < works || took > works + TAKEN {
-                let text = format!("{when}: a request waits for {took:?}: {decision:?}");
+        // The first request connects and sends the text of the script, so a later one may overtake it.
+        let first = self.call(place, 0, Duration::ZERO, false);
+        let _ = world.places[place].process().holds.call(first).await;
+        sleep(works).await;
+        let (most, begin) = (world.rules.held, Instant::now());
+        let mut requests = JoinSet::new();
+        for at in 0..=most {
+            let process = world.places[place].process();
+            let call = self.call(place, 0, works, false);
+            requests.spawn(async move { (at, process.holds.call(call).await) });
+            sleep(Duration::from_millis(20)).await;
+        }
+        let waiting = Call { waits: true, ..self.call(place, 0, Duration::ZERO, false) };
+        let decision = world.places[place].process().holds.call(waiting).await;
+        let took = begin.elapsed();
+        if !decision.is_allowed() || took < works || took > works + TAKEN {
+            let text = format!("{when}: a request waits for {took:?}: {decision:?}");
+            world.story.violate("holds", text);
+        }
+        while let Some(Ok((at, decision))) = requests.join_next().await {
+            if decision.is_allowed() != (at < most) {
+                let text = format!("{when}: request {at} on {most} slots: {decision:?}");
                 world.story.violate("holds", text);
             }
-            while let Some(Ok((at, decision))) = requests.join_next().await {
-                if decision.is_allowed() != (at < most) {
-                    let text = format!("{when}: request {at} on {most} slots: {decision:?}");
-                    world.story.violate("holds", text);
-                }
-            }
-            sleep(works).await;
-        })
+        }
+        sleep(works).await;
     }
 
     /// Slots of processes that died, and of requests without an answer, end by themselves.

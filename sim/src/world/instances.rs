@@ -13,11 +13,7 @@ use tower_sluice::{
     Algorithm, Key, Quota, StoreExt, decision::Source, rule::RuleName, store::Charge,
 };
 
-use super::{
-    Place, World,
-    capability::{BoxFuture, Capability},
-    wrappers::OnFailure,
-};
+use super::{Place, World, capability::Capability, wrappers::OnFailure};
 use crate::random::Random;
 
 /// The time after which each process knows the number: a process that ended is counted for ten
@@ -173,17 +169,10 @@ async fn scenario(world: &World, mut random: Random, when: &str) {
 }
 
 impl Capability for Live {
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            let falls_back = |place: &Place| place.wrappers.on_failure == OnFailure::Fallback;
-            if world.places.iter().all(falls_back) {
-                scenario(world, random, when).await;
-            }
-        })
+    async fn compare(&self, world: &World, random: Random, when: &'static str) {
+        let falls_back = |place: &Place| place.wrappers.on_failure == OnFailure::Fallback;
+        if world.places.iter().all(falls_back) {
+            scenario(world, random, when).await;
+        }
     }
 }

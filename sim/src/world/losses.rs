@@ -13,7 +13,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Decision, Quota, RateLimitLayer, Rule,
     key::HeaderKey,
@@ -21,8 +21,8 @@ use tower_sluice::{
 };
 
 use super::{
-    MARGIN, World,
-    capability::{BoxFuture, Capability},
+    MARGIN, World, asks,
+    capability::Capability,
     holds::LIFE,
     lock,
     oracle::{Cause, Loss},
@@ -72,9 +72,7 @@ fn service(name: &str, process: &Process, limit: u32) -> Service {
 async fn call(service: Service, works: Duration) -> Answer {
     let call = Call { works, lost: Arc::default() };
     let lost = call.lost.clone();
-    let request = Request::builder().uri("/").header("x-key", "one").extension(call).body(());
-    let Ok(response) = service.oneshot(request.expect("a request")).await;
-    let decision = response.extensions().get::<Decision>().expect("an exposed decision").clone();
+    let decision = asks::send(&service, "one", call).await;
     let lost = lock(&lost).take();
     (decision, lost)
 }
@@ -187,12 +185,7 @@ fn evict(world: &World, before: &[Vec<u8>]) {
 
 // Not during faults, because the slots that a server still counts are unknown there.
 impl Capability for Losses {
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(check(world, random, when))
+    async fn compare(&self, world: &World, random: Random, when: &'static str) {
+        check(world, random, when).await;
     }
 }

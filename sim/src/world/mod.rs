@@ -2,6 +2,7 @@
 
 mod adjustments;
 mod alternatives;
+mod asks;
 mod batches;
 mod blocks;
 mod bursts;
@@ -49,7 +50,7 @@ use tokio::time::timeout;
 use tower_sluice::decision::Source;
 
 use self::{
-    capability::Capability,
+    capability::AnyCapability,
     client::Client,
     deployment::{Deployment, Kind},
     network::Wire,
@@ -138,7 +139,7 @@ struct World {
     keys: usize,
     log: Mutex<Log>,
     decisions: AtomicU64,
-    capabilities: Vec<Box<dyn Capability>>,
+    capabilities: Vec<Box<dyn AnyCapability>>,
 }
 
 /// A process, and the wire and the wrappers that outlive its restarts.

@@ -15,7 +15,7 @@ use tower_sluice::{
 use super::{
     MARGIN, PATIENCE, Place, RECOVERY, World,
     batches::{Ask, queues},
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     exact::numbers,
     lock,
     oracle::share,
@@ -221,32 +221,25 @@ impl Late<'_> {
 
 // Not during other faults, because the fallback then knows the units that other processes took.
 impl Capability for Outages {
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            let places: Vec<_> =
-                world.places.iter().filter(|place| place.wrappers.leases.is_none()).collect();
-            if !places.is_empty() {
-                let place = *random.pick(&places);
-                let late = Late { world, place, key: Key::from(format!("late {when}")) };
-                late.check(random.fork()).await;
-            }
-            let falls_back = |place: &&Place| {
-                place.wrappers.on_failure == OnFailure::Fallback && place.wrappers.leases.is_none()
-            };
-            let places: Vec<_> = world.places.iter().filter(falls_back).collect();
-            if places.is_empty() {
-                return;
-            }
-            let (place, quota) = (*random.pick(&places), quota(&mut random, 500));
-            let (clock, key) = (FakeClock::new(), Key::from(format!("outage {when}")));
-            let (model, share) = (clock.store(64), share(&quota, world.count()));
-            let outage = Outage { world, place, quota, share, key, clock, model };
-            outage.check(random).await;
-        })
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        let places: Vec<_> =
+            world.places.iter().filter(|place| place.wrappers.leases.is_none()).collect();
+        if !places.is_empty() {
+            let place = *random.pick(&places);
+            let late = Late { world, place, key: Key::from(format!("late {when}")) };
+            late.check(random.fork()).await;
+        }
+        let falls_back = |place: &&Place| {
+            place.wrappers.on_failure == OnFailure::Fallback && place.wrappers.leases.is_none()
+        };
+        let places: Vec<_> = world.places.iter().filter(falls_back).collect();
+        if places.is_empty() {
+            return;
+        }
+        let (place, quota) = (*random.pick(&places), quota(&mut random, 500));
+        let (clock, key) = (FakeClock::new(), Key::from(format!("outage {when}")));
+        let (model, share) = (clock.store(64), share(&quota, world.count()));
+        let outage = Outage { world, place, quota, share, key, clock, model };
+        outage.check(random).await;
     }
 }

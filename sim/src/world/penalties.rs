@@ -4,18 +4,13 @@ use std::{collections::HashMap, convert::Infallible, sync::Mutex, time::Duration
 
 use http::{Request, Response};
 use tokio::{join, time::sleep};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Decision, Key, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::HeaderKey,
     middleware::Penalty, rule::RuleName, store::Charge,
 };
 
-use super::{
-    RECOVERY, World,
-    capability::{BoxFuture, Capability},
-    lock,
-    wrappers::Wrapped,
-};
+use super::{RECOVERY, World, asks, capability::Capability, lock, wrappers::Wrapped};
 use crate::random::Random;
 
 const KEYS: usize = 2;
@@ -136,10 +131,7 @@ impl Penalties {
         let service = process
             .penalties
             .get_or_init(|| self.service(process.store.clone(), world.story.now()));
-        let request = Request::builder().uri("/").header("x-key", key).body(());
-        let sent = service.layer.clone().oneshot(request.expect("a request"));
-        let Ok(response) = process.run(sent).await?;
-        let decision = response.extensions().get::<Decision>().expect("exposed").clone();
+        let decision = process.run(asks::send(&service.layer, key, ())).await?;
         world.story.record(&at.name, || {
             let (allowed, source) = (decision.is_allowed(), decision.source());
             format!(
@@ -224,28 +216,21 @@ impl Capability for Penalties {
         20
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let key = random.below(KEYS);
-        Box::pin(async move {
-            let start = world.story.now();
-            let Some((decision, created)) = self.call(world, place, &key.to_string()).await else {
-                return;
-            };
-            let (end, at) = (world.story.now(), &world.places[place]);
-            world.count_decision();
-            let (strikes, blocked) = (is_strike(&decision), decision.is_blocked());
-            lock(&self.seen).push(Seen { process: place, created, key, end, strikes, blocked });
-            world.check_time(at, start, decision.source(), 1);
-        })
+        let start = world.story.now();
+        let Some((decision, created)) = self.call(world, place, &key.to_string()).await else {
+            return;
+        };
+        let (end, at) = (world.story.now(), &world.places[place]);
+        world.count_decision();
+        let (strikes, blocked) = (is_strike(&decision), decision.is_blocked());
+        lock(&self.seen).push(Seen { process: place, created, key, end, strikes, blocked });
+        world.check_time(at, start, decision.source(), 1);
     }
 
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(self.exact(world, random, when))
+    async fn compare(&self, world: &World, random: Random, when: &'static str) {
+        self.exact(world, random, when).await;
     }
 
     /// Each block has a reason: too many strikes in one process, not longer ago than its block.

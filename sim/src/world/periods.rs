@@ -15,7 +15,7 @@ use tower_sluice::{
 
 use super::{
     World,
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     lock,
     oracle::{Cause, Loss},
 };
@@ -380,35 +380,28 @@ impl Capability for Periods {
         20
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         self.set_clock(world, &mut random);
         let (key, cost) = (random.below(KEYS), *random.pick(&[1, 1, 2]));
-        Box::pin(async move { self.request(world, place, key, cost).await })
+        async move { self.request(world, place, key, cost).await }.await;
     }
 
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            let first = Duration::from_secs((FIRST + DAY).unsigned_abs());
-            if clocks(world)[0] < first {
-                jump(world, first + Duration::from_secs(random.within(0..1_000 * 86_400)));
-                sleep(FORGOTTEN).await;
-            }
-            if world.places.iter().all(|place| place.wrappers.leases.is_none()) {
-                self.exact(world, &mut random, when).await;
-            }
-            // A period ends during the faults.
-            let end = self.anchors[0].end(clocks(world)[1]);
-            let ahead = Duration::from_millis(random.within(1_000..10_000));
-            if end > clocks(world)[0] + ahead + FORGOTTEN {
-                jump(world, end - ahead - FORGOTTEN);
-            }
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        let first = Duration::from_secs((FIRST + DAY).unsigned_abs());
+        if clocks(world)[0] < first {
+            jump(world, first + Duration::from_secs(random.within(0..1_000 * 86_400)));
             sleep(FORGOTTEN).await;
-        })
+        }
+        if world.places.iter().all(|place| place.wrappers.leases.is_none()) {
+            self.exact(world, &mut random, when).await;
+        }
+        // A period ends during the faults.
+        let end = self.anchors[0].end(clocks(world)[1]);
+        let ahead = Duration::from_millis(random.within(1_000..10_000));
+        if end > clocks(world)[0] + ahead + FORGOTTEN {
+            jump(world, end - ahead - FORGOTTEN);
+        }
+        sleep(FORGOTTEN).await;
     }
 
     /// No period has more units than the limit, plus a limit for each loss. No denial ends before its

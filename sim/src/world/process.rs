@@ -15,12 +15,13 @@ use std::{
 use http::{Request, Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Cost, Decision, LivePlan, Plan, Quota, RateLimitLayer, Rule, key::HeaderKey,
-    rule::OnMissingKey, store::Instances,
+    Decision, LivePlan, Plan, Quota, RateLimitLayer, Rule, key::HeaderKey, rule::OnMissingKey,
+    store::Instances,
 };
 
 use super::{
-    Rules, alternatives,
+    Rules,
+    asks::{Layered, number},
     client::Client,
     concurrency, holds, lock, penalties, queues, shares,
     wrappers::{Wrapped, Wrappers},
@@ -43,7 +44,7 @@ pub struct Process {
     pub slots: concurrency::Service,
     pub holds: holds::Service,
     /// The layers that share a limit.
-    pub alternatives: OnceLock<alternatives::Service>,
+    pub alternatives: OnceLock<Layered>,
     pub penalties: OnceLock<penalties::Service>,
     pub shares: OnceLock<shares::Service>,
     /// The number of processes that this one knows.
@@ -76,12 +77,7 @@ impl Process {
             true => Plan::from(&plans[rule]),
             false => Plan::from(rules.base[rule].clone()),
         };
-        let cost = || {
-            Cost::from_fn(|head| {
-                let cost = head.headers.get("x-cost").and_then(|cost| cost.to_str().ok());
-                cost.and_then(|cost| cost.parse().ok()).unwrap_or(1)
-            })
-        };
+        let cost = || number("x-cost");
         let layer = RateLimitLayer::rules(
             (
                 Rule::new("one", HeaderKey::new("x-one"), plan(0)).cost(cost()),

@@ -9,14 +9,14 @@ use std::{
 
 use http::{Request, Response};
 use tokio::time::{Instant, sleep, timeout};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
     Algorithm, Decision, LivePlan, Quota, RateLimitLayer, Rule, decision::Source, key::HeaderKey,
 };
 
 use super::{
-    MARGIN, World,
-    capability::{BoxFuture, Capability},
+    MARGIN, World, asks,
+    capability::Capability,
     lock,
     oracle::{Cause, Entry, Loss, excess},
     rules::loosest,
@@ -74,21 +74,15 @@ impl Queues {
     ) -> Option<Instant> {
         let (at, begin) = (&world.places[place], world.story.now());
         let (process, start) = (at.process(), Start::default());
-        let request = Request::builder().uri("/").header("x-key", key.to_string());
-        let request = request.extension(start.clone()).body(()).expect("a request");
-        let call = process.queues.service.clone().oneshot(request);
+        let name = key.to_string();
+        let call = asks::send(&process.queues.service, &name, start.clone());
         let answer = process.run(timeout(patience, call)).await;
         let started = lock(&start).take();
         world.story.record(&at.name, || {
             let end = match (&answer, &started) {
                 (_, Some((at, source))) => format!("runs at {:?} by {source}", world.story.at(*at)),
                 (Some(Err(_)), None) => "leaves the queue".into(),
-                (Some(Ok(response)), None) => {
-                    let decision = response.as_ref().ok().and_then(|it| it.extensions().get());
-                    decision.map_or("denied".into(), |it: &Decision| {
-                        format!("denied by {}", it.source())
-                    })
-                }
+                (Some(Ok(decision)), None) => format!("denied by {}", decision.source()),
                 (None, None) => "lost with its process".into(),
             };
             format!("queue q{key}, sent at {begin:?}: {end}")
@@ -109,7 +103,7 @@ impl Capability for Queues {
         10
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let (key, leaves) = (random.below(KEYS), random.percent(30));
         let patience = if leaves { random.within(0..3_000) } else { 10_000 };
         if random.percent(10) {
@@ -119,43 +113,34 @@ impl Capability for Queues {
                 format!("the queue's plan is {}", world.rules.queued[index])
             });
         }
-        Box::pin(async move {
-            self.call(world, place, key, Duration::from_millis(patience)).await;
-        })
+        self.call(world, place, key, Duration::from_millis(patience)).await;
     }
 
     /// Requests beyond the burst wait for one interval each, and no longer.
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
         let quota = world.rules.queued[0];
         world.places.iter().for_each(|place| place.process().queues.set_plan(0));
-        Box::pin(async move {
-            if !world.is_exact() || quota.algorithm() != Algorithm::Gcra {
+        if !world.is_exact() || quota.algorithm() != Algorithm::Gcra {
+            return;
+        }
+        let (place, begin) = (random.below(world.places.len()), Instant::now());
+        let count = quota.limit() + 2;
+        let mut last = begin;
+        for _ in 0..count {
+            // One after another: each starts before the next is sent, or waits for its turn.
+            let started = self.call(world, place, KEYS, MAX_WAIT).await;
+            let Some(started) = started else {
+                world.story.violate("queue", format!("{when}: a request was denied"));
                 return;
-            }
-            let (place, begin) = (random.below(world.places.len()), Instant::now());
-            let count = quota.limit() + 2;
-            let mut last = begin;
-            for _ in 0..count {
-                // One after another: each starts before the next is sent, or waits for its turn.
-                let started = self.call(world, place, KEYS, MAX_WAIT).await;
-                let Some(started) = started else {
-                    world.story.violate("queue", format!("{when}: a request was denied"));
-                    return;
-                };
-                last = started;
-            }
-            let (took, due) = (last - begin, 2 * quota.interval());
-            if took + MARGIN < due || took > due + Duration::from_millis(200) {
-                let text = format!("{when}: {count} requests took {took:?} instead of {due:?}");
-                world.story.violate("queue", text);
-            }
-            sleep(self.refill(world)).await;
-        })
+            };
+            last = started;
+        }
+        let (took, due) = (last - begin, 2 * quota.interval());
+        if took + MARGIN < due || took > due + Duration::from_millis(200) {
+            let text = format!("{when}: {count} requests took {took:?} instead of {due:?}");
+            world.story.violate("queue", text);
+        }
+        sleep(self.refill(world)).await;
     }
 
     fn refill(&self, world: &World) -> Duration {

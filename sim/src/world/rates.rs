@@ -10,7 +10,7 @@ use tower_sluice::{
 
 use super::{
     World,
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     deployment::Kind,
     exact, lock,
     oracle::{self, Entry},
@@ -26,7 +26,7 @@ impl Capability for Rates {
         65
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         let keys = [random.below(world.keys), random.below(world.keys)];
         let cost = cost(world, &mut random);
         let patience = random.percent(5).then(|| random.within(0..30_000));
@@ -34,19 +34,14 @@ impl Capability for Rates {
         if random.percent(4) {
             replace(world, place, random.below(2), random.percent(50));
         }
-        Box::pin(request(world, place, Call { keys, cost, panics }, patience))
+        request(world, place, Call { keys, cost, panics }, patience).await;
     }
 
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
+    async fn compare(&self, world: &World, random: Random, when: &'static str) {
         for (place, rule) in (0..world.places.len()).flat_map(|place| [(place, 0), (place, 1)]) {
             replace(world, place, rule, true);
         }
-        Box::pin(exact::check(world, random, when))
+        exact::check(world, random, when).await;
     }
 
     fn refill(&self, world: &World) -> Duration {

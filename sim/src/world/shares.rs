@@ -1,22 +1,19 @@
 //! Fair shares of a pool: clients with weights, in several processes.
 
 use std::{
-    convert::Infallible,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use http::{Request, Response};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Cost, Decision, Key, Quota, RateLimitLayer, Rule, StoreExt,
+    Decision, Key, Quota, RateLimitLayer, Rule, StoreExt,
     decision::{Outcome, Source},
-    key::{Everyone, HeaderKey, RequestHead},
-    middleware::{Adjustment, ChargeHandle},
+    key::{Everyone, HeaderKey},
+    middleware::Adjustment,
     rule::RuleName,
     store::Charge,
     testing::FakeClock,
@@ -24,8 +21,9 @@ use tower_sluice::{
 
 use super::{
     RECOVERY, World,
+    asks::{Ask, Layered, number},
     calls::{Call, Calls, Model, record, wait},
-    capability::{BoxFuture, Capability},
+    capability::Capability,
     deployment::Kind,
     lock,
     oracle::{Cause, Entry, excess},
@@ -44,64 +42,29 @@ const CLOSED: Duration = Duration::from_secs(3);
 const GENERATION: Duration = Duration::from_millis(500);
 const KEPT: u128 = 20;
 
-/// A request: its client, the weight and the cost, and the units that its handler keeps.
-#[derive(Clone, Debug)]
-struct Ask {
-    client: String,
-    weight: u32,
-    cost: u32,
-    keeps: u32,
-}
-
-impl Ask {
-    fn plain(client: String, weight: u32) -> Self {
-        Self { client, weight, cost: 1, keeps: 1 }
-    }
-}
-
 /// The layer of a process, whose rule has the virtual clock.
 #[derive(Clone)]
 pub struct Service {
-    layer: BoxCloneSyncService<Request<()>, Response<()>, Infallible>,
+    layered: Layered,
     clock: FakeClock,
     start: Instant,
 }
 
-fn number(head: &RequestHead<'_>, name: &str) -> u32 {
-    let value = head.headers.get(name).and_then(|value| value.to_str().ok());
-    value.and_then(|value| value.parse().ok()).expect("a number")
-}
-
 impl Service {
     fn new(world: &World, name: &str, quota: Quota, clients: usize, store: Wrapped) -> Self {
-        let site = Rule::new(name, Everyone, quota);
-        let site = site.cost(Cost::from_fn(|head| number(head, "x-cost")));
-        let weight = Cost::from_fn(|head| number(head, "x-weight"));
-        let site = site.fair_by(HeaderKey::new("x-client")).weight(weight).max_clients(clients);
-        let clock = FakeClock::new();
-        let store = record(world, store);
-        let layer = RateLimitLayer::rules(clock.fair(site), store).expose_decision();
-        let inner = service_fn(async |request: Request<()>| {
-            let (ask, extensions) = (request.extensions().get::<Ask>(), request.extensions());
-            let Ask { cost, keeps, .. } = ask.expect("a request");
-            if keeps != cost {
-                extensions.get::<ChargeHandle>().expect("an exposed charge").adjust_to(*keeps);
-            }
-            Ok::<_, Infallible>(Response::new(()))
-        });
-        let layer = layer.expose_charge(Adjustment::Keep).layer(inner);
-        let (layer, start) = (BoxCloneSyncService::new(layer), world.story.start());
-        Self { layer, clock, start }
+        let site = Rule::new(name, Everyone, quota).cost(number("x-cost"));
+        let site = site.fair_by(HeaderKey::new("x-key")).weight(number("x-weight"));
+        let (clock, start) = (FakeClock::new(), world.story.start());
+        let site = clock.fair(site.max_clients(clients));
+        let layer = RateLimitLayer::rules(site, record(world, store)).expose_decision();
+        let layered = Layered::new(&layer.expose_charge(Adjustment::Keep));
+        Self { layered, clock, start }
     }
 
     /// Sends a request, whose calls are added to `calls`.
     async fn call(&self, process: &Process, ask: Ask, calls: &Calls) -> Option<Decision> {
-        let request = Request::builder().uri("/").header("x-client", &ask.client);
-        let request = request.header("x-cost", ask.cost).header("x-weight", ask.weight);
-        let request = request.extension(ask).body(()).expect("a request");
         self.clock.advance(self.start.elapsed().saturating_sub(self.clock.now()));
-        let Ok(response) = process.run(calls.of(self.layer.clone().oneshot(request))).await?;
-        Some(response.extensions().get::<Decision>().expect("an exposed decision").clone())
+        process.run(calls.of(self.layered.call(ask))).await
     }
 }
 
@@ -313,7 +276,8 @@ struct Sender {
 impl Sender {
     async fn send(&self, at: usize) {
         let (process, service) = self.processes[at % self.processes.len()].clone();
-        let ask = Ask::plain(format!("c{}", self.client), self.weight);
+        let key = format!("c{}", self.client);
+        let ask = Ask { key, weight: self.weight, cost: 1, keeps: 1 };
         let start = self.story.now();
         let Some(decision) = service.call(&process, ask, &Calls::default()).await else { return };
         let (end, source, allowed) = (self.story.now(), decision.source(), decision.is_allowed());
@@ -374,7 +338,7 @@ impl Shares {
         let (entry, is_known) = (Entry { source, allowed, ..entry }, source == Source::Redis);
         lock(&self.attempts).push(Attempt { entry, is_known, ..attempt });
         // The account of a client may be on another server than those of others.
-        let client = ask.client[1..].parse().expect("a number");
+        let client = ask.key[1..].parse().expect("a number");
         lock(&world.log).entries.push(Entry { keys: [client, 3], ..entry });
         let outcomes = decision.outcomes();
         let count = if ask.weight > 0 { 2 } else { 1 };
@@ -421,18 +385,18 @@ impl Shares {
             let cost = u32::try_from(random.within(1..large)).expect("few");
             let keeps = *random.pick(&[cost, cost, cost, cost / 2, cost + 2]);
             let weight = WEIGHTS[client];
-            let ask = Ask { client: format!("c{client}"), weight, cost, keeps };
+            let ask = Ask { key: format!("c{client}"), weight, cost, keeps };
             let (process, service, known) = &mut processes[at];
             let asked = world.story.now();
-            let part = (weight > 0).then(|| known.part(&ask.client, weight, asked));
+            let part = (weight > 0).then(|| known.part(&ask.key, weight, asked));
             let calls = Calls::default();
             let answer = service.call(process, ask.clone(), &calls).await;
             let Some(decision) = answer else { return };
             if let Some(part) = part.filter(|_| decision.is_allowed()) {
-                known.admit(&ask.client, part, asked);
+                known.admit(&ask.key, part, asked);
             }
             let is_own = part.is_some_and(|part| part.place.is_some());
-            let client = Key::from(if is_own { ask.client.as_str() } else { "others" });
+            let client = Key::from(if is_own { ask.key.as_str() } else { "others" });
             let quota = part.map(|part| [share(&pool, part.weight, part.sum, cost)]);
             let share_name = name(&format!("{rule}.share"));
             let own = quota.as_ref().map(|it| Charge::new(share_name, &client, it).with_cost(cost));
@@ -651,7 +615,7 @@ impl Capability for Shares {
         20
     }
 
-    fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
+    async fn operate(&self, world: &World, place: usize, mut random: Random) {
         // Each client pauses in every other second, except the first.
         let client = random.below(WEIGHTS.len());
         let is_on = (world.story.now().as_secs() + client as u64).is_multiple_of(2);
@@ -659,28 +623,21 @@ impl Capability for Shares {
         let cost = *random.pick(&[1, 1, 1, 2, 3]);
         let more = if self.slow { 2 } else { 0 };
         let keeps = *random.pick(&[cost, cost, cost, cost, cost / 2, cost + more]);
-        let ask = Ask { client: format!("c{client}"), weight: WEIGHTS[client], cost, keeps };
-        Box::pin(async move { self.request(world, place, ask).await })
+        let ask = Ask { key: format!("c{client}"), weight: WEIGHTS[client], cost, keeps };
+        async move { self.request(world, place, ask).await }.await;
     }
 
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            if when.starts_with("after") && self.slow {
-                self.read(world).await;
-            }
-            self.exact(world, random.fork(), when).await;
-            if random.percent(50) {
-                self.flood(world, random.fork(), when).await;
-            }
-            if random.percent(50) {
-                self.alone(world, random, when).await;
-            }
-        })
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        if when.starts_with("after") && self.slow {
+            self.read(world).await;
+        }
+        self.exact(world, random.fork(), when).await;
+        if random.percent(50) {
+            self.flood(world, random.fork(), when).await;
+        }
+        if random.percent(50) {
+            self.alone(world, random, when).await;
+        }
     }
 
     fn check(&self, world: &World) {

@@ -17,15 +17,15 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sluice::{
-    Decision, Key, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::HeaderKey,
+    Key, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::HeaderKey,
     middleware::HoldUntil, rule::RuleName, store::Charge,
 };
 
 use super::{
-    MARGIN, World,
-    capability::{BoxFuture, Capability},
+    MARGIN, World, asks,
+    capability::Capability,
     lock,
     story::Story,
     virtual_local::VirtualLocal,
@@ -146,13 +146,8 @@ async fn send(
 ) -> Visit {
     let (sent, started) = (story.now(), Arc::default());
     let call = Call { works, started: Arc::clone(&started) };
-    let request = Request::builder().uri("/").header("x-key", "one").extension(call).body(());
-    let answer = patience.wait_for(service.oneshot(request.expect("a request"))).await;
-    let denied = answer.is_some_and(|response| {
-        let Ok(response) = response;
-        let decision = response.extensions().get::<Decision>();
-        !decision.expect("an exposed decision").is_allowed()
-    });
+    let answer = patience.wait_for(asks::send(&service, "one", call)).await;
+    let denied = answer.is_some_and(|decision| !decision.is_allowed());
     let started = lock(&started).map(|at| story.at(at));
     story.record(format!("p{process}"), || {
         let what = match (started, denied) {
@@ -450,20 +445,13 @@ async fn check(world: &World, mut random: Random, when: &str) {
 
 // Not during faults, because the slots that a server still counts are unknown there.
 impl Capability for Waits {
-    fn compare<'a>(
-        &'a self,
-        world: &'a World,
-        mut random: Random,
-        when: &'static str,
-    ) -> BoxFuture<'a> {
-        Box::pin(async move {
-            check(world, random.fork(), when).await;
-            check_alone(world, random.fork(), when).await;
-            if random.percent(25) {
-                compete(world, random.fork(), when).await;
-            }
-            lose_answers(world, random.fork(), when).await;
-            freeze(world, random, when).await;
-        })
+    async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
+        check(world, random.fork(), when).await;
+        check_alone(world, random.fork(), when).await;
+        if random.percent(25) {
+            compete(world, random.fork(), when).await;
+        }
+        lose_answers(world, random.fork(), when).await;
+        freeze(world, random, when).await;
     }
 }

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use http::{HeaderName, HeaderValue, Request, header::FORWARDED, request::Parts};
 use tower_sluice::ClientIp;
 
-use crate::bodies::entries::tokens;
+use crate::{bodies::entries::tokens, support::dice::Dice};
 
 const LIST: HeaderName = HeaderName::from_static("x-forwarded-for");
 const NETWORKS: [&str; 2] = ["10.0.0.0/8", "2001:db8:5::/48"];
@@ -21,22 +21,14 @@ fn walks() -> u64 {
     text.parse().expect("CLIENT_WALKS is a number")
 }
 
-/// Random number generator (Knuth's MMIX) with a fixed seed, so that every run is the same.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        usize::try_from(self.0 >> 33).unwrap_or(0) % bound
-    }
-
+impl Dice {
     fn one_of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
-        choices[self.below(choices.len())]
+        choices[self.index(choices.len())]
     }
 
     /// Returns `true` with probability 1 / `bound`.
     fn one_in(&mut self, bound: usize) -> bool {
-        self.below(bound) == 0
+        self.index(bound) == 0
     }
 
     fn join(&mut self, parts: &[String]) -> String {
@@ -45,17 +37,17 @@ impl Random {
     }
 
     fn proxy(&mut self) -> String {
-        match self.below(4) {
-            0 => format!("2001:db8:5::{:x}", self.below(9)),
-            1 => format!("::ffff:10.0.0.{}", self.below(9)),
-            _ => format!("10.{}.0.{}", self.below(2), self.below(9)),
+        match self.index(4) {
+            0 => format!("2001:db8:5::{:x}", self.index(9)),
+            1 => format!("::ffff:10.0.0.{}", self.index(9)),
+            _ => format!("10.{}.0.{}", self.index(2), self.index(9)),
         }
     }
 
     fn client(&mut self) -> String {
-        match self.below(3) {
-            0 => format!("2001:db8:{:x}::{:x}", 6 + self.below(9), self.below(9)),
-            _ => format!("203.0.113.{}", self.below(256)),
+        match self.index(3) {
+            0 => format!("2001:db8:{:x}::{:x}", 6 + self.index(9), self.index(9)),
+            _ => format!("203.0.113.{}", self.index(256)),
         }
     }
 
@@ -64,7 +56,7 @@ impl Random {
     fn chosen(&mut self) -> String {
         let parts =
             ["a", "example.com", ",", ";", "=", "\"", "\\", " ", "for=6.6.6.6", "x=", "\\\""];
-        (0..self.below(8)).map(|_| self.one_of(&parts)).collect()
+        (0..self.index(8)).map(|_| self.one_of(&parts)).collect()
     }
 
     /// Quotes a text as a correct proxy does.
@@ -92,7 +84,7 @@ impl Random {
             if self.one_in(3) {
                 let text = self.chosen();
                 let pair = format!("{name}={}", self.quoted(&text));
-                let at = self.below(pairs.len() + 1);
+                let at = self.index(pairs.len() + 1);
                 pairs.insert(at, pair);
             }
         }
@@ -104,7 +96,7 @@ impl Random {
         let address = if self.one_in(2) { self.proxy() } else { self.client() };
         let odd =
             ["", "unknown", "for=unknown", "for=\"", "for=\"1.2.3.4\"x", "a=\"", "\"", "\\", ";"];
-        match self.below(8) {
+        match self.index(8) {
             0 => self.one_of(&odd).to_owned(),
             1 => self.chosen(),
             2 => format!("for={address};for={address}"),
@@ -133,20 +125,20 @@ impl Random {
     /// Joins such entries into a line, sometimes with a few changed bytes, and without a line feed.
     fn line(&mut self, forwarded: bool) -> Vec<u8> {
         let most = if self.one_in(50) { 40 } else { 5 };
-        let entries: Vec<_> = (0..self.below(most)).map(|_| self.any(forwarded)).collect();
+        let entries: Vec<_> = (0..self.index(most)).map(|_| self.any(forwarded)).collect();
         let mut line = self.join(&entries).into_bytes();
         if self.one_in(100) {
-            let blank = vec![b' '; self.below(5_000)];
-            let at = self.below(line.len() + 1);
+            let blank = vec![b' '; self.index(5_000)];
+            let at = self.index(line.len() + 1);
             drop(line.splice(at..at, blank));
         }
         if self.one_in(3) {
-            for _ in 0..=self.below(3) {
-                let at = self.below(line.len() + 1);
-                match self.below(3) {
+            for _ in 0..=self.index(3) {
+                let at = self.index(line.len() + 1);
+                match self.index(3) {
                     0 => line.truncate(at),
                     1 if at < line.len() => drop(line.remove(at)),
-                    _ => line.insert(at, b"\",;=\\ \t\xffx0:[]%"[self.below(14)]),
+                    _ => line.insert(at, b"\",;=\\ \t\xffx0:[]%"[self.index(14)]),
                 }
             }
         }
@@ -167,18 +159,18 @@ fn request(peer: &str, name: &HeaderName, lines: &[Vec<u8>]) -> Parts {
 #[test]
 fn correct_proxies_lead_to_the_client_or_to_an_error_that_it_caused() {
     let networks = || ClientIp::behind(NETWORKS).expect("networks");
-    let mut random = Random(16);
+    let mut random = Dice(16);
     let (mut found, mut denied) = (0_u64, 0_u64);
     for _ in 0..walks() {
         let forwarded = !random.one_in(4);
         let (of, name) =
             if forwarded { (networks().forwarded(), FORWARDED) } else { (networks(), LIST) };
         let client = random.client();
-        let mut lines: Vec<_> = (0..random.below(3)).map(|_| random.line(forwarded)).collect();
+        let mut lines: Vec<_> = (0..random.index(3)).map(|_| random.line(forwarded)).collect();
         // the header to which the proxies append
-        let mut sent = lines.last().cloned().filter(|_| random.below(4) > 0);
+        let mut sent = lines.last().cloned().filter(|_| random.index(4) > 0);
         let mut caller = client.clone();
-        for _ in 0..=random.below(3) {
+        for _ in 0..=random.index(3) {
             let own = if forwarded { random.element(&caller) } else { caller.clone() };
             match lines.last_mut().filter(|_| sent.is_some()) {
                 Some(last) => {

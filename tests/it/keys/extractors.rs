@@ -9,7 +9,7 @@ use tower_sluice::{
     key_fn,
 };
 
-use crate::support::{answer, get, header, with};
+use crate::support::{answer, get, header, status, with};
 
 const USER: &str = "x-user";
 
@@ -24,13 +24,6 @@ fn key(of: impl KeyExtractor, request: Request<()>) -> Result<Option<Key>, KeyEr
 
 fn named(user: &str) -> Request<()> {
     with(&[(USER, user)])
-}
-
-async fn status<K: tower_sluice::rule::Rules>(
-    layer: &RateLimitLayer<K, LocalStore>,
-    request: Request<()>,
-) -> u16 {
-    answer(layer, request).await.status().as_u16()
 }
 
 /// A custom extractor that does not check its keys.

@@ -10,7 +10,7 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use crate::support::{answer, driven::Counting, get, with};
+use crate::support::{driven::Counting, get, status, with};
 
 const ONE: Quota = Quota::per_hour(1);
 
@@ -29,13 +29,6 @@ fn from(peer: &str) -> Request<()> {
     let mut request = get("/");
     request.extensions_mut().insert(SocketAddr::new(address, 4_711));
     request
-}
-
-async fn status<K: Rules>(
-    layer: &RateLimitLayer<K, Counting<LocalStore>>,
-    request: Request<()>,
-) -> u16 {
-    answer(layer, request).await.status().as_u16()
 }
 
 #[tokio::test]

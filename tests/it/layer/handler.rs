@@ -7,10 +7,9 @@ use http::{Method, Request, Response, StatusCode, Version, header};
 use tower::{Layer, service_fn};
 use tower_sluice::{
     Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, TooManyRequests, key::Everyone,
-    testing::FakeClock,
 };
 
-use crate::support::{answer, ask, lines};
+use crate::support::{answer, ask, lines, store};
 
 const ONE: [Quota; 2] = [Quota::per_minute(1), Quota::per_day(100).with_name("day")];
 
@@ -26,10 +25,6 @@ fn requests() -> [Request<()>; 4] {
         request(Method::GET, Version::HTTP_11, header::ACCEPT, "application/json"),
         request(Method::POST, Version::HTTP_2, header::CONTENT_TYPE, "application/grpc"),
     ]
-}
-
-fn store() -> LocalStore {
-    FakeClock::new().store(64)
 }
 
 fn take(store: &LocalStore) -> Decision {

@@ -9,25 +9,35 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use proptest::{prelude::*, string::string_regex};
 use tower::{Layer, service_fn};
 use tower_sluice::{
-    Algorithm, Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    Algorithm, Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Reject,
+    RequestHead, Rule, TooManyRequests,
     key::{Everyone, HeaderKey},
+    reject::{Rejection, reject_fn},
     rule::{RuleName, Rules},
     testing::FakeClock,
 };
 
 use crate::support::{Owing, Strict, answer, ask, get, header, owing, periods, quota, with};
 
+type Words = fn(&Rejection<'_>, &RequestHead<'_>) -> Response<String>;
+
 /// Applies `layer` to a handler's response with these headers.
 async fn beside(layer: &Owing, there: &[(&'static str, &'static str)]) -> HeaderMap {
-    let mut handler = Response::new(String::new());
-    for (name, value) in there {
-        handler.headers_mut().append(*name, value.parse().expect("a value"));
-    }
+    let handler = answered(there);
     let inner = service_fn(move |_: Request<()>| {
         let handler = handler.clone();
         async { Ok::<_, Infallible>(handler) }
     });
     ask(&mut layer.layer(inner), get("/")).await.into_parts().0.headers
+}
+
+/// Creates a response with these fields.
+fn answered(fields: &[(&'static str, &'static str)]) -> Response<String> {
+    let mut response = Response::new(String::new());
+    for (name, value) in fields {
+        response.headers_mut().append(*name, value.parse().expect("a value"));
+    }
+    response
 }
 
 /// Returns the lines of the rate limit fields.
@@ -244,12 +254,6 @@ const FAMILIES: [Headers; 6] = [
 /// the default one, one that drops some or all of it, or a custom one.
 #[tokio::test]
 async fn a_custom_reject_does_not_change_the_fields() {
-    use tower_sluice::{
-        Reject, TooManyRequests,
-        reject::{Rejection, reject_fn},
-    };
-
-    type Words = fn(&Rejection<'_>, &tower_sluice::RequestHead<'_>) -> Response<String>;
     let ours: Words = |why, head| TooManyRequests::new().reject(why, head);
     let rebuilt: Words = |why, head| {
         let kept: Response<String> = TooManyRequests::new().reject(why, head);
@@ -396,10 +400,7 @@ async fn fields_that_are_kept_equal_those_of_the_first_response() {
         let mut services = ["api", "web"].map(|name| {
             let rule = Rule::new(name, HeaderKey::new("x-key"), quota("2/h"));
             let respond = move |_: Request<()>| {
-                let mut response = Response::new(String::new());
-                for (name, value) in inner {
-                    response.headers_mut().append(*name, value.parse().expect("a value"));
-                }
+                let response = answered(inner);
                 async { Ok::<_, Infallible>(response) }
             };
             let layer = RateLimitLayer::rules(rule, clock.store(64)).headers(family);
@@ -468,14 +469,7 @@ impl Denied {
 /// and the fields of a limiter.
 #[tokio::test]
 async fn a_denial_reports_the_units_that_are_left() {
-    use tower_sluice::{
-        Reject, StoreExt, TooManyRequests,
-        reject::{Rejection, reject_fn},
-        store::Charge,
-    };
-
     const FIVE: Quota = Quota::per_minute(5);
-    type Words = fn(&Rejection<'_>, &tower_sluice::RequestHead<'_>) -> Response<String>;
     let own: Words = |why, head| {
         let mut response: Response<String> = TooManyRequests::new().reject(why, head);
         response.headers_mut().insert("x-own", "1".parse().expect("a value"));
@@ -484,12 +478,11 @@ async fn a_denial_reports_the_units_that_are_left() {
     for family in FAMILIES {
         for denied in DENIALS {
             let layer = || {
-                let (store, key) = (FakeClock::new().store(64), Key::everyone());
-                let name = RuleName::new("api").expect("a name");
-                let quotas = [FIVE];
-                drop(store.adjust(&Charge::new(name, &key, &quotas), denied.used.into()).now());
-                let rule =
-                    Rule::new("api", Everyone, FIVE).cost(Cost::from_fn(move |_| denied.cost));
+                let store = FakeClock::new().store(64);
+                let limiter = Limiter::named("api", store.clone());
+                drop(limiter.charge(Key::everyone(), &FIVE, denied.used).now());
+                let cost = Cost::from_fn(move |_| denied.cost);
+                let rule = Rule::new("api", Everyone, FIVE).cost(cost);
                 RateLimitLayer::rules(rule, store).headers(family)
             };
             let mut grpc = Request::post("/shop.Cart/Buy").version(http::Version::HTTP_2);

@@ -4,20 +4,15 @@ use std::sync::{Arc, Mutex};
 
 use http::StatusCode;
 use tower_sluice::{
-    LocalStore, Quota, RateLimitLayer,
+    Quota, RateLimitLayer,
     fingerprint::FingerprintKey,
     key::{Everyone, HeaderKey},
     middleware::{Counters, DecisionEvent, Overcommit},
-    testing::FakeClock,
 };
 
-use crate::support::{answer, get, with};
+use crate::support::{answer, get, store, with};
 
 const TWO: Quota = Quota::per_hour(2);
-
-fn store() -> LocalStore {
-    FakeClock::new().store(64)
-}
 
 /// The lines that a hook writes, one for each event.
 #[derive(Clone, Default)]

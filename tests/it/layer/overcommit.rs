@@ -18,22 +18,17 @@ use tower_sluice::{
     key::{Everyone, HeaderKey},
     middleware::{Counters, Overcommit},
     store::CannotFail,
-    testing::FakeClock,
 };
 
 use crate::support::{
     Gated, answer, ask,
     driven::{begin, handler, held, left, limiter},
-    get, header, with,
+    get, header, store, with,
 };
 
 const TWO: Quota = Quota::per_hour(2);
 
 type Layered<S> = RateLimitLayer<Rule<Everyone>, S>;
-
-fn store() -> LocalStore {
-    FakeClock::new().store(64)
-}
 
 fn layer<S: Store<Error: CannotFail>>(store: S) -> Layered<S> {
     let cost = Cost::from_fn(|head| match head.headers.get("x-cost") {

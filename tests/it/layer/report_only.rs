@@ -9,21 +9,16 @@ use tower_sluice::{
     middleware::{Adjustment, ChargeHandle, Counters, Toggle},
     rule::RuleName,
     store::Charge,
-    testing::FakeClock,
 };
 
 use crate::support::{
     Strict, answer, ask,
     driven::{Counting, Time, begin, handler, left, limiter, secs},
-    get, lines,
+    get, lines, store,
 };
 
 const TWO: Quota = Quota::per_hour(2);
 const FIVE: Quota = Quota::per_hour(5);
-
-fn store() -> LocalStore {
-    FakeClock::new().store(64)
-}
 
 fn trial() -> Rule<Everyone> {
     Rule::new("trial", Everyone, TWO).report_only(true)

@@ -18,14 +18,10 @@ use crate::support::{
     driven::{Time, handler, left, limiter, millis, secs},
     get, header,
     shaky::{Mood, Shaky},
-    with,
+    store, with,
 };
 
 const TEN: Quota = Quota::per_hour(10);
-
-fn store() -> LocalStore {
-    FakeClock::new().store(64)
-}
 
 fn reservation(request: &Request<()>) -> ChargeHandle {
     request.extensions().get().cloned().expect("a reservation")

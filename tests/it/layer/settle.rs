@@ -3,17 +3,12 @@
 use http::StatusCode;
 use tower::Layer;
 use tower_sluice::{
-    Key, LocalStore, Quota, RateLimitLayer, Rule, StoreExt, key::Everyone, middleware::Adjustment,
-    testing::FakeClock,
+    Key, Quota, RateLimitLayer, Rule, StoreExt, key::Everyone, middleware::Adjustment,
 };
 
-use crate::support::{Strict, ask, driven::limiter, get, shaky::Shaky};
+use crate::support::{Strict, ask, driven::limiter, get, shaky::Shaky, store};
 
 const TEN: Quota = Quota::per_hour(10);
-
-fn store() -> LocalStore {
-    FakeClock::new().store(64)
-}
 
 #[tokio::test]
 async fn a_charge_that_stays_as_it_is_takes_no_call() {

@@ -63,7 +63,6 @@ fn a_store_at_its_capacity_displaces_few_keys_and_keeps_all_debt() {
 }
 
 /// The clock stands still, since a window of the system clock can end during the test.
-#[cfg(feature = "testing")]
 #[test]
 fn a_store_of_windows_at_its_capacity_displaces_few_keys_and_keeps_all_debt() {
     let clock = tower_sluice::testing::FakeClock::new();

@@ -1,12 +1,11 @@
-//! Known denials, which need no store call.
+//! Known denials, which need no store call. `hot_keys` has the table of steps.
 //!
 //! Time advances only by the tests.
 
 use http::StatusCode;
-use tokio_test::{assert_ready, task};
 use tower_sluice::{
-    Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
-    decision::{Outcome, Source},
+    Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
+    decision::Source,
     key::Everyone,
     middleware::Overcommit,
     rule::RuleName,
@@ -18,7 +17,6 @@ use crate::support::{
     driven::{AtOnce, Counting, Time, millis, secs},
     get, header,
     shaky::{Mood, Shaky},
-    slow::Slow,
 };
 
 const HOURLY: Quota = Quota::per_hour(10);
@@ -28,124 +26,6 @@ type Cached = DenyCache<Counting<LocalStore>>;
 fn cached(time: &Time) -> (Counting<LocalStore>, Cached) {
     let inner = Counting::new(time.0.store(64));
     (inner.clone(), inner.deny_cache())
-}
-
-/// Exhausts the account and caches a denial of `cost`.
-fn exhaust(store: &Cached, quota: Quota, cost: u32) -> Decision {
-    let limiter = Limiter::named("default", store.clone());
-    drop(limiter.charge("alice", &quota, quota.limit()).now());
-    let denial = limiter.take("alice", &quota, cost).now();
-    assert_eq!((denial.is_allowed(), denial.source()), (false, Source::Local));
-    denial
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_denied_key_calls_the_store_once_per_lifetime() {
-    let time = Time::default();
-    let (inner, store) = cached(&time);
-    let mut wait = exhaust(&store, HOURLY, 1).retry_after();
-    for n in 1..5_000 {
-        time.pass(millis(1)).await;
-        let denial = Limiter::named("default", store.clone()).take("alice", &HOURLY, 1).now();
-        wait = wait.map(|wait| wait - millis(1));
-        let source = if n % 1_000 == 0 { Source::Local } else { Source::DenyCache };
-        assert_eq!((denial.source(), denial.retry_after()), (source, wait), "after {n} ms");
-    }
-    assert_eq!(inner.takes(), 5);
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_answer_older_than_a_change_is_not_cached() {
-    for name in ["refund", "reset", "undo", "another plan"] {
-        let inner = Slow::new(Time::default().store());
-        let store = inner.clone().deny_cache();
-        let (key, quotas, rule) = (Key::from("alice"), [HOURLY], RuleName::default());
-        let charge = Charge::new(rule, &key, &quotas);
-        let taken = inner.store.take(&[charge.with_cost(10)]).now();
-        // decided now, delivered below
-        let mut before = task::spawn(store.take(&[charge]).into_future());
-        inner.confirm(1);
-        match name {
-            "refund" => drop(store.adjust(&charge, -10).await),
-            "reset" => drop(store.reset(&charge).await),
-            "undo" => store.undo(&[charge.with_cost(10)], &taken, None),
-            _ => {
-                let other = [Quota::per_hour(9)];
-                inner.tell(1);
-                let dear = Charge::new(rule, &key, &other).with_cost(9);
-                let denial = store.take(&[dear]).await.expect("infallible");
-                assert!(!denial.is_allowed());
-                // simulates a store that drops the account of another plan
-                drop(inner.store.reset(&charge).now());
-            }
-        }
-        inner.tell(1);
-        let denial = assert_ready!(before.poll()).expect("infallible");
-        assert!(!denial.is_allowed(), "{name}: the call was made before the change");
-        inner.tell(1);
-        let now = store.take(&[charge]).await.expect("infallible");
-        assert!(now.is_allowed(), "{name}: {now:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn of_several_cached_denials_the_longest_is_reported() {
-    let (_, store) = cached(&Time::default());
-    let [user, site] = ["user", "site"].map(|name| RuleName::new(name).expect("a name"));
-    let (alice, all) = (Key::from("alice"), Key::everyone());
-    let (by_user, by_site) = ([HOURLY], [Quota::per_hour(6)]);
-    let charges = [Charge::new(user, &alice, &by_user), Charge::new(site, &all, &by_site)];
-    for (charge, (units, wait)) in charges.iter().zip([(10, 360), (6, 600)]) {
-        drop(store.adjust(charge, units).now());
-        assert_eq!(store.take(&[*charge]).now().retry_after(), Some(secs(wait)));
-    }
-    for (cost, wait) in [(1, 600), (5, 1_800)] {
-        let denial = store.take(&[charges[0].with_cost(cost), charges[1]]).now();
-        let expected = (Source::DenyCache, Some(secs(wait)));
-        assert_eq!((denial.source(), denial.retry_after()), expected, "cost {cost}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_report_only_rule_is_ignored_beside_a_cached_denial() {
-    let (_, store) = cached(&Time::default());
-    let [one, two] = ["one", "two"].map(|name| RuleName::new(name).expect("a name"));
-    let (key, quotas) = (Key::from("alice"), [HOURLY]);
-    let charges = [Charge::new(one, &key, &quotas), Charge::new(two, &key, &quotas)];
-    for charge in charges {
-        drop(store.adjust(&charge, 10).now());
-        assert!(!store.take(&[charge]).now().is_allowed());
-    }
-    let decision = store.take(&[charges[0].with_report_only(true), charges[1]]).now();
-    let flags = |outcome: &Outcome| (outcome.is_report_only(), outcome.is_denied());
-    assert_eq!(decision.source(), Source::DenyCache);
-    assert_eq!(
-        decision.outcomes().iter().map(flags).collect::<Vec<_>>(),
-        [(true, false), (false, true)]
-    );
-}
-
-/// Simulates a cluster, in which the accounts are on different servers.
-#[tokio::test(start_paused = true)]
-async fn a_temporary_charge_of_a_denied_call_is_not_kept_as_a_denial() {
-    let inner = Slow::new(Time::default().store());
-    let store = inner.clone().deny_cache();
-    let [site, user] = ["site", "user"].map(|name| RuleName::new(name).expect("a name"));
-    let (all, alice) = (Key::everyone(), Key::from("alice"));
-    let (once, hourly) = ([Quota::per_hour(1)], [HOURLY]);
-    let (site, user) = (Charge::new(site, &all, &once), Charge::new(user, &alice, &hourly));
-    drop(inner.store.adjust(&user, 10).now());
-    // the call is in flight, and the site stays charged until the other server denies
-    let mut call = task::spawn(store.take(&[site, user]).into_future());
-    let moment = inner.store.take(&[site]).now();
-    inner.tell(1);
-    assert!(!store.take(&[site]).await.expect("infallible").is_allowed());
-    assert_eq!(store.take(&[site]).await.expect("infallible").source(), Source::DenyCache);
-    inner.store.undo(&[site], &moment, None);
-    inner.tell(1);
-    assert!(!assert_ready!(call.poll()).expect("infallible").is_allowed());
-    inner.tell(1);
-    assert!(store.take(&[site]).await.expect("infallible").is_allowed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -247,30 +247,3 @@ fn leases_allow_nothing_that_one_exact_account_denies() {
     let (asks, here) = (asks.get(), here.get());
     assert!(here * 5 > asks, "only {here} of {asks} were decided without asking");
 }
-
-/// Other charges from before a lease are undone, so that the lease begins to refill earlier than
-/// its holder was informed.
-#[test]
-fn undoing_other_charges_does_not_enlarge_a_lease() {
-    for (before, idle) in [(90, 190), (90, 150), (60, 170), (40, 195)] {
-        runtime().block_on(async {
-            let quotas = [Quota::new(400, Duration::from_secs(4)).expect("a quota")];
-            let mut world = World::new(&quotas);
-            let stores = [world.shared.store().clone(), world.exact.clone()];
-            let taken = stores.map(|store| {
-                let taken = world.charges(before, false, |it| store.take(it).now());
-                (store, taken)
-            });
-            let ask = |times| Step::Ask { holder: 0, times, cost: 1, both: false };
-            world.step(&ask(17)).expect("nothing beyond the limit");
-            for (store, taken) in taken {
-                world.charges(before, false, |it| store.undo(it, &taken, None));
-            }
-            pass(&world.time, idle * 1_000_000).await;
-            world.step(&ask(40)).expect("nothing beyond the limit");
-            world.holders.clear();
-            let left = [world.shared.store(), &world.exact].map(|store| world.left(store)[0]);
-            assert!(left[0] <= left[1], "{left:?} after {before} and {idle} ms");
-        });
-    }
-}

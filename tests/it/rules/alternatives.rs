@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use http::Request;
 use proptest::{collection::vec, prelude::*};
 use tower_sluice::{
     Algorithm, Decision, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store,
@@ -23,6 +22,7 @@ use crate::support::{
     get, header,
     random::{exact_wait, rows},
     regressions::keeping,
+    status,
 };
 
 fn rule(name: &str) -> RuleName {
@@ -263,15 +263,6 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn plan_or_credits() -> Alternatives {
     let plan = Rule::new("plan", Everyone, Quota::per_minute(3));
     plan.or(Rule::new("credits", Everyone, Quota::per_hour(2)))
-}
-
-async fn status<L>(layer: &L, request: Request<()>) -> u16
-where
-    L: tower::Layer<crate::support::Strict>,
-    L::Service:
-        tower::Service<Request<()>, Response = http::Response<String>, Error: std::fmt::Debug>,
-{
-    answer(layer, request).await.status().as_u16()
 }
 
 #[tokio::test]

@@ -101,7 +101,6 @@ fn fields_of_quotas_have_the_names_of_the_setters() {
     );
 }
 
-#[cfg(feature = "axum")]
 #[test]
 fn routes_are_read_and_written_with_their_quotas() {
     use tower_sluice::rule::RouteSettings;

@@ -29,12 +29,10 @@ async fn the_local_store_passes() {
     assert_eq!(properties::waiting(&mut local).await, Ok(()));
 }
 
-#[cfg(feature = "axum")]
 #[path = "../../../examples/own_store.rs"]
 #[allow(dead_code)]
 mod own_store;
 
-#[cfg(feature = "axum")]
 mod example {
     use std::sync::{
         Arc,

@@ -1,22 +1,13 @@
 //! Rules, quotas, and the results that every algorithm must produce.
 
-#[cfg(feature = "testing")]
 mod alternatives;
-#[cfg(all(feature = "axum", feature = "testing"))]
 mod bad_input;
-#[cfg(feature = "axum")]
 mod by_route;
-#[cfg(feature = "testing")]
 mod changing;
-#[cfg(all(feature = "serde", feature = "testing"))]
 mod config;
-#[cfg(feature = "testing")]
 mod conformance;
-#[cfg(feature = "testing")]
 mod definition;
-#[cfg(feature = "testing")]
 mod fair;
-#[cfg(feature = "testing")]
 mod fair_flood;
 #[cfg(all(
     feature = "axum",
@@ -27,13 +18,9 @@ mod fair_flood;
 ))]
 mod messages;
 mod own_decisions;
-#[cfg(all(feature = "calendar", feature = "serde", feature = "testing"))]
+#[cfg(feature = "calendar")]
 mod periods;
-#[cfg(feature = "testing")]
 mod plans;
-#[cfg(feature = "testing")]
 mod scenarios;
-#[cfg(feature = "testing")]
 mod shares;
-#[cfg(feature = "testing")]
 mod undo;

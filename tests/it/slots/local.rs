@@ -19,8 +19,51 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use super::model::{Denied, Model, Slots};
-use crate::support::regressions;
+use crate::support::{dice::Dice, regressions};
+
+/// A quota of slots.
+#[derive(Clone, Copy, Debug)]
+struct Slots {
+    limit: u64,
+    soft: u64,
+}
+
+/// The reason why a quota does not allow a demand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Denied {
+    UnknownWait,
+    Never,
+}
+
+/// The exact model of a key: the slots of each step that holds some. Written from the specification
+/// alone.
+#[derive(Clone, Debug, Default)]
+struct Model(HashMap<usize, u64>);
+
+impl Model {
+    fn held(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// Returns the result of a demand on each quota.
+    fn look(&self, quotas: &[Slots], units: u64, headroom: u64) -> Vec<Option<Denied>> {
+        let need = if units == 0 { 0 } else { units + headroom };
+        let result = |quota: &Slots| {
+            let raised = quota.limit + quota.soft;
+            match self.held() + need {
+                _ if need > raised => Some(Denied::Never),
+                after if need > 0 && after > raised => Some(Denied::UnknownWait),
+                _ => None,
+            }
+        };
+        quotas.iter().map(result).collect()
+    }
+
+    /// Returns `true` if an allowed demand uses soft slots of a quota.
+    fn is_overage(&self, quotas: &[Slots], units: u64, headroom: u64) -> bool {
+        units > 0 && quotas.iter().any(|quota| self.held() + units + headroom > quota.limit)
+    }
+}
 
 /// A step of a sequence, about one of two keys.
 #[derive(Clone, Debug)]
@@ -57,18 +100,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Pseudo-random numbers, equal in each run (splitmix64).
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let n = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((n ^ (n >> 31)) % end as u64).expect("below `end`")
-    }
-}
-
 fn charge<'a>(key: &'a Key, quotas: &'a [Quota]) -> Charge<'a> {
     Charge::new(RuleName::default(), key, quotas)
 }
@@ -96,7 +127,7 @@ fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
     let slots = |(limit, soft): &(u32, u32)| Quota::concurrent(*limit).with_soft(*soft);
     let mut quotas: Vec<_> = limits.iter().map(slots).collect();
     quotas.extend(rate.map(Quota::per_hour));
-    let mut models = [Model::new(None), Model::new(None)];
+    let mut models = [Model::default(), Model::default()];
     let mut taken: HashMap<usize, (usize, u32, Decision)> = HashMap::new();
     for (at, step) in steps.iter().enumerate() {
         let of = |quota: &Quota| Slots { limit: quota.limit().into(), soft: quota.soft().into() };
@@ -117,7 +148,7 @@ fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
                 let overage = allowed && models[key].is_overage(&all, units, headroom);
                 assert_eq!(decision.is_overage(), overage);
                 if allowed {
-                    models[key].hold("", &at.to_string(), units, 0);
+                    models[key].0.insert(at, units);
                 }
                 assert_held(&decision, &all, models[key].held());
                 let cost = u32::try_from(units).expect("a cost");
@@ -126,7 +157,7 @@ fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
             }
             Step::Release(earlier) => match taken.remove(&earlier) {
                 Some((key, ..)) => {
-                    models[key].release("", &earlier.to_string());
+                    models[key].0.remove(&earlier);
                     key
                 }
                 None => continue,
@@ -138,7 +169,7 @@ fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
             Step::Reset { key } => {
                 let decision = store.reset(&charge(&keys[key], &quotas)).now();
                 assert_held(&decision, &all, 0);
-                models[key] = Model::new(None);
+                models[key] = Model::default();
                 key
             }
             Step::Adjust { key, units } => {
@@ -244,20 +275,20 @@ fn a_million_acquisitions_leave_every_count_at_zero() {
         for seed in 0..THREADS {
             let (limiter, running) = (Limiter::named("default", store.clone()), &running);
             scope.spawn(move || {
-                let (mut random, mut held) = (Random(seed), Vec::new());
+                let (mut random, mut held) = (Dice(seed), Vec::new());
                 for _ in 0..250_000 {
-                    let key = random.below(4);
+                    let key = random.index(4);
                     let quotas = [Quota::concurrent(LIMIT), Quota::per_second(1_000_000_000)];
-                    let quotas = &quotas[..1 + random.below(2)];
-                    let cost = 1 + u32::try_from(random.below(2)).expect("small");
+                    let quotas = &quotas[..1 + random.index(2)];
+                    let cost = 1 + u32::try_from(random.index(2)).expect("small");
                     let decision = limiter.take(key as u64, quotas, cost).now();
                     if decision.is_allowed() {
                         let now = running[key].fetch_add(cost.into(), SeqCst) + u64::from(cost);
                         assert!(now <= LIMIT.into(), "{now} slots held");
                         held.push((key, cost, decision));
                     }
-                    if held.len() > random.below(4) {
-                        let (key, cost, decision) = held.swap_remove(random.below(held.len()));
+                    if held.len() > random.index(4) {
+                        let (key, cost, decision) = held.swap_remove(random.index(held.len()));
                         running[key].fetch_sub(cost.into(), SeqCst);
                         drop(decision);
                     }

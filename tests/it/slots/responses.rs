@@ -48,7 +48,6 @@ async fn the_older_fields_leave_slots_out() {
     }
 }
 
-#[cfg(feature = "serde")]
 #[test]
 fn slots_are_read_from_files() {
     #[derive(Debug, serde::Deserialize, serde::Serialize, PartialEq)]

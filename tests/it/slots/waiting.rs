@@ -24,9 +24,9 @@ use tower_sluice::{
     store::CannotFail,
 };
 
-use super::local::Random;
 use crate::support::{
     Gated, Strict, ask,
+    dice::Dice,
     driven::{Counting, Time, begin, limiter, millis, secs, status},
     get, header,
     several_slots::{AnyStore, never_wait},
@@ -236,14 +236,14 @@ async fn acquisitions_that_may_wait_leave_every_count_at_zero() {
     let tasks = (0..TASKS).map(|seed| {
         let (limiter, running) = (Limiter::named("default", store.clone()), running.clone());
         tokio::spawn(async move {
-            let mut random = Random(seed);
+            let mut random = Dice(seed);
             let quotas = [Quota::concurrent(LIMIT), Quota::per_second(1_000_000_000)];
             for _ in 0..200_000 / TASKS {
-                let (key, cost) = (random.below(4), 1 + random.below(2));
+                let (key, cost) = (random.index(4), 1 + random.index(2));
                 let units = u32::try_from(cost).expect("small");
-                let quotas = &quotas[..1 + random.below(2)];
+                let quotas = &quotas[..1 + random.index(2)];
                 let mut waits = pin!(limiter.until_ready(key as u64, quotas, units));
-                for _ in 0..random.below(5) {
+                for _ in 0..random.index(5) {
                     let Poll::Ready(ready) = poll!(waits.as_mut()) else {
                         yield_now().await;
                         continue;
@@ -252,7 +252,7 @@ async fn acquisitions_that_may_wait_leave_every_count_at_zero() {
                     let Ok(decision) = ready else { break };
                     let now = running[key].fetch_add(cost, SeqCst) + cost;
                     assert!(now <= 3, "{now} slots held");
-                    if random.below(2) == 0 {
+                    if random.index(2) == 0 {
                         yield_now().await;
                     }
                     running[key].fetch_sub(cost, SeqCst);

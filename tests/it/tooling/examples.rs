@@ -123,10 +123,8 @@ fn small_examples_print_the_expected_output() {
 }
 
 /// Replaces the file as an editor does, with another file at its path.
-#[cfg(feature = "serde")]
 struct LimitsFile(std::path::PathBuf);
 
-#[cfg(feature = "serde")]
 impl LimitsFile {
     fn new(name: &str) -> Self {
         let name = format!("{name}-{}.toml", std::process::id());
@@ -152,7 +150,6 @@ impl LimitsFile {
     }
 }
 
-#[cfg(feature = "serde")]
 impl Drop for LimitsFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
@@ -160,7 +157,6 @@ impl Drop for LimitsFile {
 }
 
 /// Returns the status, and the limit of the rule `user`.
-#[cfg(feature = "serde")]
 fn asked(server: &Server, key: &str) -> (u16, String) {
     let answer = server.get_with("/", &format!("x-api-key: {key}\r\n"));
     let policy = answer.header("ratelimit-policy").expect("a policy");
@@ -168,7 +164,6 @@ fn asked(server: &Server, key: &str) -> (u16, String) {
     (answer.status, limit.to_owned())
 }
 
-#[cfg(feature = "serde")]
 #[test]
 fn config_applies_new_limits_to_a_running_server_without_a_refill() {
     let file = LimitsFile::new("reload");

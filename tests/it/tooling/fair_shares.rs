@@ -22,29 +22,14 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
+use crate::support::dice::Dice;
+
 const RATE: u32 = 1_000;
 const BURST: u32 = 200;
 
-/// `SplitMix64` (Steele, Lea and Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) >> 11
-    }
-
-    fn next(&mut self) -> f64 {
-        self.bits() as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Returns the time until the next request (Poisson).
-    fn gap(&mut self, rate: f64) -> f64 {
-        -(1.0 - self.next()).ln() / rate
-    }
+/// Returns the time until the next request (Poisson).
+fn gap(random: &mut Dice, rate: f64) -> f64 {
+    -(1.0 - random.unit()).ln() / rate
 }
 
 /// Equal clients: their number, the rate and the weight of each.
@@ -116,9 +101,9 @@ fn play(case: &Case) -> Vec<Tally> {
     let clients: Vec<_> = case.kinds.iter().enumerate().flat_map(of_kind).zip(0..).collect();
     let clients: Vec<_> =
         clients.into_iter().map(|((kind, weight), id)| Client { id, kind, weight }).collect();
-    let (mut random, mut due) = (Random(7), BinaryHeap::new());
+    let (mut random, mut due) = (Dice(7), BinaryHeap::new());
     for client in &clients {
-        let first = random.gap(case.kinds[client.kind].1);
+        let first = gap(&mut random, case.kinds[client.kind].1);
         due.push(Reverse((first.to_bits(), client.id)));
         // The clients that are no invented keys come first.
         if case.tracked < clients.len() && client.kind == 0 {
@@ -135,9 +120,9 @@ fn play(case: &Case) -> Vec<Tally> {
         if now > case.seconds {
             break;
         }
-        due.push(Reverse(((now + random.gap(case.kinds[client.kind].1)).to_bits(), id)));
+        due.push(Reverse(((now + gap(&mut random, case.kinds[client.kind].1)).to_bits(), id)));
         clock.advance(Duration::from_secs_f64(now).saturating_sub(clock.now()));
-        let process = usize::try_from(random.bits()).expect("53 bits") % case.processes;
+        let process = usize::try_from(random.roll() >> 11).expect("53 bits") % case.processes;
         let at = id as usize - first_of(client.kind);
         tallies[client.kind].sent[at] += 1.0;
         if admit(client, process) {

@@ -8,34 +8,28 @@ use std::{
     path::Path,
 };
 
-/// Random number generator (Knuth's MMIX) with a fixed seed, so that every run is the same.
-struct Random(u64);
+use crate::support::dice::Dice;
 
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        usize::try_from(self.0 >> 33).unwrap_or(0) % bound
-    }
-
+impl Dice {
     fn byte(&mut self) -> u8 {
-        self.below(256).to_le_bytes()[0]
+        self.index(256).to_le_bytes()[0]
     }
 
     /// Returns one seed with a few changes, like those of a fuzzer.
     fn change(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
-        let mut bytes = seeds[self.below(seeds.len())].clone();
-        for _ in 0..=self.below(4) {
-            let (at, to) = (self.below(bytes.len() + 1), self.below(bytes.len() + 1));
+        let mut bytes = seeds[self.index(seeds.len())].clone();
+        for _ in 0..=self.index(4) {
+            let (at, to) = (self.index(bytes.len() + 1), self.index(bytes.len() + 1));
             let (at, to) = (at.min(to), at.max(to));
-            let other = &seeds[self.below(seeds.len())];
-            match self.below(8) {
+            let other = &seeds[self.index(seeds.len())];
+            match self.index(8) {
                 0 => bytes.truncate(to),
                 1 => bytes.insert(at, self.byte()),
                 2 => drop(bytes.drain(at..to.min(at + 8))),
                 3 => bytes.extend_from_within(at..to),
                 4 => drop(bytes.splice(at..to, other.iter().copied().skip(at).take(to - at))),
-                5 => bytes.insert(at, b"\n,\"0/;=%]\xff"[self.below(10)]),
-                _ => bytes[at..].iter_mut().take(1).for_each(|byte| *byte ^= 1 << self.below(8)),
+                5 => bytes.insert(at, b"\n,\"0/;=%]\xff"[self.index(10)]),
+                _ => bytes[at..].iter_mut().take(1).for_each(|byte| *byte ^= 1 << self.index(8)),
             }
         }
         bytes
@@ -52,7 +46,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
 }
 
 fn holds(target: &str, changes: usize, check: impl Fn(&[u8])) {
-    let (seeds, mut random) = (seeds(target), Random(1));
+    let (seeds, mut random) = (seeds(target), Dice(1));
     assert!(!seeds.is_empty(), "{target} has no seeds");
     let changed = (0..changes).map(|_| random.change(&seeds)).collect::<Vec<_>>();
     for bytes in seeds.iter().chain(&changed) {

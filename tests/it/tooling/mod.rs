@@ -1,27 +1,19 @@
 //! Features built on the layer: explanations, metrics, the admin router,
 //! examples.
 
-#[cfg(all(feature = "admin", feature = "governor", feature = "redis", feature = "testing"))]
+#[cfg(all(feature = "admin", feature = "redis"))]
 mod admin;
-#[cfg(feature = "axum")]
 mod examples;
-#[cfg(all(feature = "governor", feature = "testing"))]
 mod explain;
-#[cfg(feature = "testing")]
 mod explain_tables;
-#[cfg(feature = "testing")]
 mod fair_shares;
-#[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
+#[cfg(feature = "redis")]
 mod fuzz_seeds;
-#[cfg(all(feature = "axum", feature = "redis", feature = "serde", feature = "testing"))]
+#[cfg(feature = "redis")]
 mod guide;
-#[cfg(all(feature = "metrics", feature = "testing"))]
+#[cfg(feature = "metrics")]
 mod metrics;
-#[cfg(feature = "testing")]
 mod operators;
-#[cfg(all(feature = "axum", feature = "testing"))]
 mod outgoing;
-#[cfg(feature = "testing")]
 mod parsers;
-#[cfg(all(feature = "axum", feature = "testing"))]
 mod replay;
