@@ -1,12 +1,14 @@
 //! The header fields of one decision, and how they join those of a response.
 
 use std::{
+    collections::BTreeSet,
     mem,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use parking_lot::Mutex;
 
 use super::{Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, item::UNIT_FIELDS};
 
@@ -172,4 +174,26 @@ pub(super) fn number(n: u64) -> HeaderValue {
             .clone(),
         None => n.into(),
     }
+}
+
+/// Returns a field whose clones have no common counter, which threads would contend for.
+///
+/// Its text stays in memory for the life of the process. Beyond 1,024 texts, the field is returned as it
+/// is.
+pub(super) fn permanent(field: HeaderValue) -> HeaderValue {
+    const MOST: usize = 1_024;
+    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let Ok(text) = field.to_str() else {
+        return field;
+    };
+    let mut texts = TEXTS.lock();
+    if let Some(known) = texts.get(text) {
+        return HeaderValue::from_static(known);
+    }
+    if texts.len() >= MOST {
+        return field;
+    }
+    let known: &'static str = Box::leak(text.into());
+    texts.insert(known);
+    HeaderValue::from_static(known)
 }

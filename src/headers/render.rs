@@ -1,7 +1,6 @@
 //! Renders the numbers of a decision as header fields.
 
 use std::{
-    collections::BTreeSet,
     io::{self, Write},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -11,12 +10,10 @@ use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
-use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use super::{
     Headers, POLICY,
-    item::Item,
+    item::policy,
     lines::{Fields, Lines, NO_STORE, TEXT, TO_FILL_IN, names, number, retry_seconds, time_text},
     recent::Reading,
     template::{FieldSet, Template},
@@ -223,41 +220,4 @@ impl Template {
         };
         [self.item(first).limit.into(), first.remaining.into(), reset].map(number)
     }
-}
-
-/// Returns the policy field of some quotas.
-pub(super) fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
-    let mut policies = items.filter_map(|item| item.policy.as_ref());
-    let first = policies.next()?;
-    let Some(second) = policies.next() else {
-        return Some(first.clone());
-    };
-    let mut text = SmallVec::<[u8; 128]>::from_slice(first.as_bytes());
-    for policy in [second].into_iter().chain(policies) {
-        text.extend_from_slice(b", ");
-        text.extend_from_slice(policy.as_bytes());
-    }
-    HeaderValue::from_bytes(&text).ok()
-}
-
-/// Returns a field whose clones have no common counter, which threads would contend for.
-///
-/// Its text stays in memory for the life of the process. Beyond 1,024 texts, the field is returned as it
-/// is.
-pub(super) fn permanent(field: HeaderValue) -> HeaderValue {
-    const MOST: usize = 1_024;
-    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let Ok(text) = field.to_str() else {
-        return field;
-    };
-    let mut texts = TEXTS.lock();
-    if let Some(known) = texts.get(text) {
-        return HeaderValue::from_static(known);
-    }
-    if texts.len() >= MOST {
-        return field;
-    }
-    let known: &'static str = Box::leak(text.into());
-    texts.insert(known);
-    HeaderValue::from_static(known)
 }

@@ -17,10 +17,9 @@ use smallvec::SmallVec;
 
 use super::{
     HeaderPolicy, Headers,
-    item::{Item, RuleQuotas},
-    lines::{Lines, NO_STORE, TEXT, number, retry_seconds},
+    item::{Item, RuleQuotas, policy},
+    lines::{Lines, NO_STORE, TEXT, number, permanent, retry_seconds},
     recent::{Reading, RecentKey},
-    render::{permanent, policy},
 };
 use crate::{
     decision::{Decision, Outcome},
