@@ -260,20 +260,27 @@ fn quotas_of(
 fn check(operation: &str, decision: &Decision) -> Result<(), Problem> {
     const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
     let is_change = operation != "peek";
-    let (status, why) = match decision.cause() {
-        Cause::Unsupported => (StatusCode::NOT_IMPLEMENTED, "it does not support this"),
-        Cause::Busy => (UNAVAILABLE, "it did not answer in time; repeat it later"),
-        cause if cause.is_undone() => (UNAVAILABLE, "it failed (see api/health)"),
-        Cause::Fallback if is_change => (
+    let cause = decision.cause();
+    let (status, why) = if cause == Cause::Unsupported {
+        (StatusCode::NOT_IMPLEMENTED, "it does not support this")
+    } else if cause == Cause::Busy {
+        (UNAVAILABLE, "it did not answer in time; repeat it later")
+    } else if cause.is_undone() {
+        (UNAVAILABLE, "it failed (see api/health)")
+    } else if is_change && cause == Cause::Fallback {
+        (
             UNAVAILABLE,
             "it failed, and only this process did; repeat it later",
-        ),
-        _ if is_change && !decision.is_allowed() => (
-            StatusCode::INSUFFICIENT_STORAGE,
-            "it has no room for the block; unblock other keys, or raise its capacity",
-        ),
-        _ => return Ok(()),
+        )
+    } else if is_change && !decision.is_allowed() {
+        const FULL: &str =
+            "it has no room for the block; unblock other keys, or raise its capacity";
+        (StatusCode::INSUFFICIENT_STORAGE, FULL)
+    } else {
+        return Ok(());
     };
-    let why = format!("the store did not {operation}: {why}");
-    Err(Problem(status, why))
+    Err(Problem(
+        status,
+        format!("the store did not {operation}: {why}"),
+    ))
 }
