@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
 use super::Headers;
 use crate::{
@@ -179,4 +180,19 @@ fn window(quota: &Quota) -> u64 {
         .div_ceil(quota.units().max(1).into())
         .div_ceil(1_000_000_000);
     u64::try_from(refill).unwrap_or(u64::MAX).max(1)
+}
+
+/// Returns the policy field of some quotas.
+pub(super) fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
+    let mut policies = items.filter_map(|item| item.policy.as_ref());
+    let first = policies.next()?;
+    let Some(second) = policies.next() else {
+        return Some(first.clone());
+    };
+    let mut text = SmallVec::<[u8; 128]>::from_slice(first.as_bytes());
+    for policy in [second].into_iter().chain(policies) {
+        text.extend_from_slice(b", ");
+        text.extend_from_slice(policy.as_bytes());
+    }
+    HeaderValue::from_bytes(&text).ok()
 }

@@ -9,12 +9,8 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
-use super::{
-    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET,
-    item::{Item, UNIT_FIELDS},
-};
+use super::{Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, item::UNIT_FIELDS};
 
 /// The rendered header fields of one decision.
 #[derive(Clone, Debug)]
@@ -178,21 +174,6 @@ pub(super) fn number(n: u64) -> HeaderValue {
             .clone(),
         None => n.into(),
     }
-}
-
-/// Returns the policy field of some quotas.
-pub(super) fn policy<'a>(items: impl Iterator<Item = &'a Item>) -> Option<HeaderValue> {
-    let mut policies = items.filter_map(|item| item.policy.as_ref());
-    let first = policies.next()?;
-    let Some(second) = policies.next() else {
-        return Some(first.clone());
-    };
-    let mut text = SmallVec::<[u8; 128]>::from_slice(first.as_bytes());
-    for policy in [second].into_iter().chain(policies) {
-        text.extend_from_slice(b", ");
-        text.extend_from_slice(policy.as_bytes());
-    }
-    HeaderValue::from_bytes(&text).ok()
 }
 
 /// Returns a field whose clones have no common counter, which threads would contend for.

@@ -13,9 +13,8 @@ use http::{
 
 use super::{
     Headers, POLICY,
-    lines::{
-        Fields, Lines, NO_STORE, TEXT, TO_FILL_IN, names, number, policy, retry_seconds, time_text,
-    },
+    item::policy,
+    lines::{Fields, Lines, NO_STORE, TEXT, TO_FILL_IN, names, number, retry_seconds, time_text},
     recent::Reading,
     template::{FieldSet, Template},
 };

@@ -17,8 +17,8 @@ use smallvec::SmallVec;
 
 use super::{
     HeaderPolicy, Headers,
-    item::{Item, RuleQuotas},
-    lines::{Lines, NO_STORE, TEXT, number, permanent, policy, retry_seconds},
+    item::{Item, RuleQuotas, policy},
+    lines::{Lines, NO_STORE, TEXT, number, permanent, retry_seconds},
     recent::{Reading, RecentKey},
 };
 use crate::{

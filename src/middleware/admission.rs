@@ -66,7 +66,9 @@ pin_project! {
         decision: S::Future,
         charges: OwnedCandidates,
         attempts: Attempts,
-        asked: Asked<S>,
+        asked: Asked,
+        // The place of the request in the queue, if it has one.
+        queued: Option<Box<QueuedRequest<S>>>,
     }
 }
 
@@ -75,34 +77,34 @@ impl<S: Store> PendingCharge<S> {
         decision: S::Future,
         all: Candidates<'_, '_>,
         attempts: Attempts,
-        asked: Asked<S>,
+        asked: Asked,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Admission<P, S> {
         Admission::Deciding(Box::pin(Self {
             decision,
             charges: all.into(),
             attempts,
             asked,
+            queued,
         }))
     }
 }
 
 /// The circumstances in which the store is asked about a request.
-pub(super) struct Asked<S: Store> {
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
     /// The instant before the first call, for metrics.
     at: Option<Instant>,
     /// The penalties under which a denial is a strike.
     striking: PenaltySet,
-    /// The place of the request in the queue, if it has one.
-    queued: Option<Box<QueuedRequest<S>>>,
 }
 
-impl<S: Store> Asked<S> {
+impl Asked {
     #[inline]
-    pub(super) fn now(striking: PenaltySet, queued: Option<Box<QueuedRequest<S>>>) -> Self {
+    pub(super) fn now(striking: PenaltySet) -> Self {
         Self {
             at: cfg!(feature = "metrics").then(Instant::now),
             striking,
-            queued,
         }
     }
 }
@@ -189,8 +191,8 @@ where
         if self.layer.settings.may_queue && all.charges.iter().any(Charge::queues) {
             return self.decide_queueing(all, None);
         }
-        let asked = Asked::now(PenaltySet::ALL, None);
-        self.attempt(all, Attempts::default(), asked)
+        let asked = Asked::now(PenaltySet::ALL);
+        self.attempt(all, Attempts::default(), asked, None)
     }
 
     /// Asks the store for one attempt after another, until one is allowed or all are denied.
@@ -199,7 +201,8 @@ where
         self,
         all: Candidates<'_, '_>,
         mut attempts: Attempts,
-        asked: Asked<S>,
+        asked: Asked,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
         if self.cannot_hold(all.charges) {
             return self.deny_unheld(all.charges);
@@ -207,19 +210,18 @@ where
         let store: &S = &self.layer.store;
         loop {
             let mut made = SmallVec::new();
-            let queued = asked.queued.as_ref();
-            let waiter = queued.and_then(|queued| queued.waiter.as_ref());
+            let waiter = queued.as_ref().and_then(|queued| queued.waiter.as_ref());
             let context = store::Context::default().with_waiter(waiter);
             let take = Op::Take(attempts.charges(all, &mut made));
             match store.call(take, &context) {
                 Answer::Now(ref mut decision) => {
                     let decision = decision.as_mut().unwrap_or_else(|error| error.never());
                     if !attempts.advance(all, decision) {
-                        return self.conclude_attempts(decision, all, &attempts, asked);
+                        return self.conclude_attempts(decision, all, &attempts, asked, queued);
                     }
                 }
                 Answer::Later(decision) => {
-                    return PendingCharge::step(decision, all, attempts, asked);
+                    return PendingCharge::step(decision, all, attempts, asked, queued);
                 }
             }
         }
@@ -246,7 +248,8 @@ where
         decision: &mut Decision,
         all: Candidates<'_, '_>,
         attempts: &Attempts,
-        asked: Asked<S>,
+        asked: Asked,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
         if !all.choices.is_empty() {
             let calls = attempts.repeats.saturating_add(1);
@@ -254,7 +257,7 @@ where
         }
         let mut made = SmallVec::new();
         let charges = attempts.described(all, decision, &mut made);
-        self.conclude(decision, charges, asked)
+        self.conclude(decision, charges, asked, queued)
     }
 
     /// Decides on a request whose charges must all fit.
@@ -267,14 +270,14 @@ where
             return self.deny_unheld(charges);
         }
         let store: &S = &self.layer.store;
-        let asked = Asked::now(PenaltySet::ALL, None);
+        let asked = Asked::now(PenaltySet::ALL);
         match store.take(charges) {
             Answer::Now(ref mut decision) => {
                 let decision = decision.as_mut().unwrap_or_else(|error| error.never());
-                self.conclude(decision, charges, asked)
+                self.conclude(decision, charges, asked, None)
             }
             Answer::Later(decision) => {
-                PendingCharge::step(decision, charges.into(), Attempts::default(), asked)
+                PendingCharge::step(decision, charges.into(), Attempts::default(), asked, None)
             }
         }
     }
@@ -289,15 +292,13 @@ where
         let mut answer = ready!(pending.decision.poll(cx));
         let decision = answer.as_mut().unwrap_or_else(|error| error.never());
         let mut attempts = mem::take(pending.attempts);
-        let asked = Asked {
-            queued: pending.asked.queued.take(),
-            ..*pending.asked
-        };
+        let asked = *pending.asked;
+        let queued = pending.queued.take();
         Poll::Ready(pending.charges.with(|all| {
             if attempts.advance(all, decision) {
-                return self.attempt(all, attempts, asked);
+                return self.attempt(all, attempts, asked, queued);
             }
-            self.conclude_attempts(decision, all, &attempts, asked)
+            self.conclude_attempts(decision, all, &attempts, asked, queued)
         }))
     }
 
@@ -307,18 +308,19 @@ where
         self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
-        asked: Asked<S>,
+        asked: Asked,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
         if let Some(started) = asked.at {
             self.layer.settings.metrics.answered(decision, started);
         }
         if !decision.is_allowed() {
-            return self.conclude_denial(decision, charges, asked);
+            return self.conclude_denial(decision, charges, asked, queued);
         }
         if decision.wait > 0 {
-            return self.wait_for_turn(decision, charges, asked.queued);
+            return self.wait_for_turn(decision, charges, queued);
         }
-        let has_waited = asked.queued.is_some_and(|queued| queued.has_waited);
+        let has_waited = queued.is_some_and(|queued| queued.has_waited);
         let passage = if has_waited {
             Passage::AfterWait
         } else {
@@ -333,10 +335,11 @@ where
         self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
-        asked: Asked<S>,
+        asked: Asked,
+        queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
         self.layer.settings.mark_overload(decision, charges);
-        let Some(queued) = asked.queued else {
+        let Some(queued) = queued else {
             return self.deny_request(decision, charges, asked.striking);
         };
         if let Some(queued) = self.wait_for_slot(queued, decision, charges) {

@@ -54,8 +54,8 @@ where
             charges: &after_wait(charges, waited),
             ..all
         };
-        let asked = Asked::now(striking, queued);
-        self.attempt(all, Attempts::default(), asked)
+        let asked = Asked::now(striking);
+        self.attempt(all, Attempts::default(), asked, queued)
     }
 
     /// Continues a request after its wait.
