@@ -275,7 +275,7 @@ fn fixed_window_matches_its_table() {
 
 #[test]
 fn sliding_window_matches_its_table() {
-    assert_eq!(play("sliding_window.json"), 10);
+    assert_eq!(play("sliding_window.json"), 11);
 }
 
 #[test]
