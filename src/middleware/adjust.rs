@@ -168,7 +168,9 @@ impl ChargeHandle {
     ///
     /// Fails if the layer has no rule of this name. The error lists the rules of the layer.
     pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), RuleError> {
-        let names = self.0.config.rules.iter().map(|rule| rule.name);
+        let all = self.0.config.rules.iter().map(|rule| rule.name);
+        // The share of a pool is adjusted with its pool.
+        let names = all.filter(|name| name.owner() == *name);
         if !names.clone().any(|rule| rule.as_str() == name) {
             return Err(RuleError::Unknown {
                 name: name.into(),
@@ -245,12 +247,13 @@ fn of_client<'c, 'a>(charges: &'c [Charge<'a>]) -> impl Iterator<Item = &'c Char
 impl OpenCharges {
     /// Calls `call` with the charges, in the runtime of the request, because remote stores spawn tasks.
     fn with<T>(&self, call: impl FnOnce(&[Charge<'_>]) -> T) -> T {
-        let ends =
+        // A thread that ends cannot enter a runtime any more.
+        let is_thread_ending =
             runtime::Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
         let _inside = self
             .runtime
             .as_ref()
-            .filter(|_| !ends)
+            .filter(|_| !is_thread_ending)
             .map(runtime::Handle::enter);
         self.charges.with(call)
     }

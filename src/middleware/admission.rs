@@ -120,12 +120,21 @@ pub(super) enum Passage {
     AfterWait,
 }
 
+/// Returns the way of a request that runs now. It is `queued` if it may have waited.
+#[inline(always)]
+pub(super) fn passage_of<S: Store>(queued: Option<&QueuedRequest<S>>) -> Passage {
+    match queued {
+        Some(queued) if queued.has_waited => Passage::AfterWait,
+        _ => Passage::AtOnce,
+    }
+}
+
 impl<K, S, R> RateLimitLayer<K, S, R>
 where
     K: Rules,
 {
     /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
-    pub(super) fn charges<T>(
+    pub(super) fn with_charges<T>(
         &self,
         head: &RequestHead<'_>,
         then: impl FnOnce(Candidates<'_, '_>) -> T,
@@ -227,7 +236,8 @@ where
         }
     }
 
-    /// Returns `true` if the slots of these charges would be free before the response body ends.
+    /// Returns `true` if the charges need a slot that cannot be held for as long as the layer is set to.
+    /// The log then warns once per process.
     #[inline(always)]
     fn cannot_hold(self, charges: &[Charge<'_>]) -> bool {
         self.layer.settings.may_hold
@@ -239,7 +249,7 @@ where
     #[cold]
     fn deny_unheld(self, charges: &[Charge<'_>]) -> Next<B, S> {
         let mut denied = Decision::deny().with_source(Source::FailedClosed);
-        self.deny_request(&mut denied, charges, PenaltySet::NONE)
+        self.deny_request(&mut denied, charges, PenaltySet::NONE, Passage::AtOnce)
     }
 
     /// Continues after the last attempt.
@@ -320,13 +330,7 @@ where
         if decision.wait > 0 {
             return self.wait_for_turn(decision, charges, queued);
         }
-        let has_waited = queued.is_some_and(|queued| queued.has_waited);
-        let passage = if has_waited {
-            Passage::AfterWait
-        } else {
-            Passage::AtOnce
-        };
-        self.run_request(decision, charges, None, passage)
+        self.run_request(decision, charges, None, passage_of(queued.as_deref()))
     }
 
     /// Denies a request, unless it may wait for a slot.
@@ -339,14 +343,15 @@ where
         queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
         self.layer.settings.mark_overload(decision, charges);
+        let passage = passage_of(queued.as_deref());
         let Some(queued) = queued else {
-            return self.deny_request(decision, charges, asked.striking);
+            return self.deny_request(decision, charges, asked.striking, passage);
         };
         if let Some(queued) = self.wait_for_slot(queued, decision, charges) {
             return Admission::Waiting(queued);
         }
         let striking = self.layer.settings.penalties_after_wait();
-        self.deny_request(decision, charges, striking)
+        self.deny_request(decision, charges, striking, passage)
     }
 
     /// Admits or rejects a request without a store call.
@@ -377,16 +382,17 @@ where
     }
 
     /// Rejects a request, which is a strike under the penalties of `striking`, unless it runs despite
-    /// the denial.
+    /// the denial, by `passage`.
     pub(super) fn deny_request(
         self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         striking: PenaltySet,
+        passage: Passage,
     ) -> Next<B, S> {
         let settings = &self.layer.settings;
         if let Some(reason) = settings.override_denial(Some(decision)) {
-            return self.run_despite_denial(decision, charges, reason);
+            return self.run_despite_denial(decision, charges, reason, passage);
         }
         settings.charging.record_hit();
         if settings.is_observed() {
@@ -403,6 +409,7 @@ where
         decision: &mut Decision,
         charges: &[Charge<'_>],
         reason: Override,
+        passage: Passage,
     ) -> Next<B, S> {
         let in_flight = match reason {
             Override::ReportOnly => None,
@@ -412,7 +419,7 @@ where
                 Some(in_flight)
             }
         };
-        self.run_request(decision, charges, in_flight, Passage::AtOnce)
+        self.run_request(decision, charges, in_flight, passage)
     }
 
     /// Returns the response to a denied request.

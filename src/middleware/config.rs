@@ -326,13 +326,15 @@ impl LayerConfig {
         self.queue.enter(charges, self.queue_bounds)
     }
 
-    /// Returns the penalties under which a denial is a strike although the queue has no place for the
-    /// request: the requests of its own key alone fill the part of the key.
+    /// Returns the penalties under which a denial for lack of a place in the queue is a strike: those whose
+    /// key fills its own part of the queue, or does not queue.
     pub(super) fn penalties_despite_full_queue(&self, charges: &[Charge<'_>]) -> PenaltySet {
         let mut striking = PenaltySet::NONE;
         for (at, penalty) in self.penalties.iter().enumerate() {
             let charge = penalty.find(charges);
-            if charge.is_some_and(|charge| self.queue.is_key_full(charge, self.queue_bounds)) {
+            if charge
+                .is_some_and(|charge| self.queue.has_no_place_by_itself(charge, self.queue_bounds))
+            {
                 striking.insert(at);
             }
         }
@@ -465,8 +467,8 @@ impl ResponseContext {
         }
     }
 
-    /// Inserts the extensions for the handler, which is called next.
-    pub(super) fn attach(&mut self, extensions: &mut Extensions) {
+    /// Starts the measurements, and inserts the extensions for the handler, which is called next.
+    pub(super) fn begin_handler(&mut self, extensions: &mut Extensions) {
         if let Some(SampledRequest { nesting, rules }) = &self.sampled {
             nesting.record(rules, extensions);
         }

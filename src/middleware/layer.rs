@@ -388,7 +388,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Turns the layer on and off at run time.
     ///
-    /// While the toggle is off, every request passes without a charge.
+    /// While the toggle is off, every request passes without a charge. A handler then finds no decision,
+    /// charge or slot in the extensions, and its extractor of one fails: extract an `Option<Extension<_>>`
+    /// there.
     ///
     /// # Panics
     ///
@@ -544,13 +546,12 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Beyond the maximum, a request that would have to queue is denied without a charge. A request
     /// that may queue also counts while the store decides on it.
     ///
-    /// By default, the maximum is the number of requests that have their turn within
-    /// [`max_wait`](Rule::max_wait), one for each [interval](Quota::interval) of the slowest quota. It is
-    /// not below the units and the burst of that quota. For slots, it is their number. The default is at
-    /// least one, and at most a 64th of [`max_waiters`](RateLimitLayer::max_waiters): 16. The key of all
-    /// requests,
-    /// and one of clients that are not known, such as that of a [proxy](crate::Key::of_proxy), have no
-    /// maximum by default.
+    /// By default, a quota permits as many requests as have their turn within
+    /// [`max_wait`](Rule::max_wait), one for each [interval](Quota::interval), but at least as many as its
+    /// units and its burst. Slots permit as many as there are. The maximum is the smallest of these numbers,
+    /// at least one, and at most a 64th of [`max_waiters`](RateLimitLayer::max_waiters): 16. The key of all
+    /// requests, and one of clients that are not known, such as that of a
+    /// [proxy](crate::Key::of_proxy), have no maximum by default.
     ///
     /// ```
     /// use std::time::Duration;
@@ -617,8 +618,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// therefore reads the rest of the body before it responds, and drops each frame at once. The
     /// inner service is released before.
     ///
-    /// If the body does not end within `bytes` and `time`, the response has `connection: close`. It
-    /// also has that field, and the body is not read at all, if:
+    /// If the body does not end within `bytes` and `time`, the response has `connection: close`. A request
+    /// with a body gets that field as well, and its body is not read at all, if:
     ///
     /// - its declared length is above `bytes`, or `bytes` is 0;
     /// - the request has `Expect` or `Upgrade`, or the method `CONNECT`;
@@ -717,10 +718,17 @@ where
     /// ```
     pub async fn explain<'a>(&self, head: impl Into<RequestHead<'a>>) -> Explanation {
         let owned = |all: Candidates<'_, '_>| Ok(self.settings.owned_now(all));
-        let mut explanation = match self.charges(&head.into(), owned, Err) {
-            Ok(charges) => Explanation::look_at(&*self.store, charges)
-                .await
-                .unwrap_or_else(|error| error.never()),
+        let mut explanation = match self.with_charges(&head.into(), owned, Err) {
+            Ok(charges) => {
+                let peeked = rule::decide(&*self.store, &charges, S::peek).await;
+                let mut decision = peeked.unwrap_or_else(|error| error.never()).decision;
+                charges.with(|all| {
+                    if !decision.is_allowed() {
+                        self.settings.mark_overload(&mut decision, all.charges);
+                    }
+                    Explanation::dry_run(Ok(decision)).charges(all.charges)
+                })
+            }
             Err(bypass) => Explanation::dry_run(Err(bypass)),
         };
         explanation.secret = self.settings.secret;

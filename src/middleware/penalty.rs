@@ -31,7 +31,8 @@ const KEYS: usize = 16_384;
 const SHARDS: usize = 16;
 /// The shortest time between two searches for entries that are no longer needed.
 const SWEEP: u64 = 100_000_000;
-/// The time in which the block of a key reaches the store, in nanoseconds. Later strikes are ignored.
+/// The time in which the block of a key reaches the store, in nanoseconds. Strikes until then are
+/// ignored.
 const BLOCK_DELAY: u64 = 1_000_000_000;
 const DEFAULT_BLOCKS: [Duration; 3] = [
     Duration::from_secs(60),
@@ -234,6 +235,7 @@ impl Penalty {
     }
 
     /// Sets the number of keys whose strikes are counted, each with some 50 bytes. Defaults to 16,384.
+    /// The number is rounded up to a multiple of 16.
     ///
     /// # Panics
     ///

@@ -9,13 +9,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     pin::Pin,
     slice,
-    sync::{
-        Arc,
-        atomic::{
-            AtomicUsize,
-            Ordering::{AcqRel, Acquire},
-        },
-    },
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -49,14 +43,14 @@ pub(crate) struct Bounds {
 /// The queue of a layer and its clones.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    /// The number of requests.
-    all: AtomicUsize,
     state: Mutex<QueueState>,
     seed: RandomState,
 }
 
 #[derive(Debug, Default)]
 struct QueueState {
+    /// The number of requests.
+    all: usize,
     /// The number of requests of each key. A request counts once for each of its keys.
     keys: HashMap<u64, u64>,
     /// The requests that wait now, by the numbers of their waiters.
@@ -177,7 +171,7 @@ impl Queue {
         if self.has_no_place(charges, bounds, &state) {
             return None;
         }
-        self.all.fetch_add(1, AcqRel);
+        state.all += 1;
         let keys: Keys = self.keys_of(charges).map(|(key, _)| key).collect();
         for key in &keys {
             *state.keys.entry(*key).or_default() += 1;
@@ -187,13 +181,11 @@ impl Queue {
     }
 
     fn has_no_place(&self, charges: &[Charge<'_>], bounds: Bounds, state: &QueueState) -> bool {
-        state.is_closed
-            || self.all.load(Acquire) >= bounds.all
-            || self.has_full_key(charges, bounds, state)
+        state.is_closed || state.all >= bounds.all || self.has_full_key(charges, bounds, state)
     }
 
-    /// Returns `true` if a charge cannot queue, even if no request of another key does.
-    pub(crate) fn is_key_full(&self, charge: &Charge<'_>, bounds: Bounds) -> bool {
+    /// Returns `true` if requests of other keys are not the reason why a charge has no place in the queue.
+    pub(crate) fn has_no_place_by_itself(&self, charge: &Charge<'_>, bounds: Bounds) -> bool {
         !charge.queues() || self.has_full_key(slice::from_ref(charge), bounds, &self.state.lock())
     }
 
@@ -287,7 +279,7 @@ impl<S: Store> QueuedRequest<S> {
     /// is called before: shortly before the wait ends, so that the answer is in time, or at its end.
     ///
     /// Returns `None` if the request has no place in a queue of the store, or its wait has ended.
-    pub(super) fn next_call(&mut self) -> Option<Instant> {
+    pub(super) fn begin_slot_wait(&mut self) -> Option<Instant> {
         let now = Instant::now();
         self.ends_at = self.asked + self.waiter.as_ref()?.take_max_wait()?;
         if now >= self.ends_at {
@@ -311,6 +303,7 @@ impl<S: Store> QueuedRequest<S> {
     ) -> Result<Box<Self>, Box<LastDecision>> {
         self.store = Some(store.clone());
         let waiter = self.waiter.get_or_insert_with(Waiter::new);
+        // A slot that becomes free must not end the wait for the turn.
         waiter.leave();
         let turn = Instant::now() + last.decision.wait();
         self.begin_wait(turn, last)
@@ -408,7 +401,7 @@ impl<S: Store> Drop for QueuedRequest<S> {
         self.keys
             .iter()
             .for_each(|key| subtract(&mut state.keys, *key, 1));
-        self.queue.all.fetch_sub(1, AcqRel);
+        state.all -= 1;
     }
 }
 
@@ -512,7 +505,7 @@ mod tests {
             queue.state.lock().keys.is_empty(),
             "an entry was left behind"
         );
-        assert_eq!(queue.all.load(Acquire), 0);
+        assert_eq!(queue.state.lock().all, 0);
         max
     }
 

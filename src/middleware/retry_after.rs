@@ -245,9 +245,10 @@ impl<'a> Pace<'a> {
             .saturating_add(margin.saturating_sub(self.early()))
     }
 
-    /// Returns the time until the account is free again after a request that comes at this time.
+    /// Returns the time until the account is free again after a request that may come at this time.
     fn after(&self, ahead: Duration) -> Duration {
-        // A request that comes later than it could delays those after it, beyond the tolerance.
+        // Clients come on whole steps, so perhaps after that time. A delay of up to `early` costs nothing,
+        // and the rest of it delays the next client.
         let late = round_up(ahead, self.step).saturating_sub(self.early());
         ahead.max(late).saturating_add(self.spacing())
     }
@@ -285,7 +286,7 @@ impl Promises {
     /// Returns the wait until the next free instant, in steps, and takes the time of a request from
     /// there.
     fn promise(&self, pace: &Pace<'_>, now: Duration, earliest: Duration) -> Duration {
-        // The earliest time is that of a request that does not wait.
+        // `earliest` ignores that the request may wait here, and may therefore come earlier by `max_wait`.
         let first = earliest.saturating_sub(pace.max_wait);
         let last = first.saturating_add(MAX_DELAY);
         if last.saturating_add(pace.spacing()) > FARTHEST {

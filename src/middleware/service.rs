@@ -101,7 +101,7 @@ where
                 },
             },
             Admission::Extended(mut context) => {
-                context.attach(request.extensions_mut());
+                context.begin_handler(request.extensions_mut());
                 let future = self.inner.call(request);
                 let context = Some(context);
                 ResponseFuture {
@@ -263,7 +263,8 @@ where
                     return Poll::Ready(Ok(take(draining).response));
                 }
                 StateProj::Parked { parked: place } => {
-                    // A panic or an error drops the service and its permit, and undoes the charge.
+                    // A panic or an error drops the service and its permit, and a charge that still waits
+                    // for its turn is undone.
                     let mut parked = take(place);
                     match parked.poll_step(cx)? {
                         Poll::Ready(step) => {
@@ -322,7 +323,7 @@ where
                 };
             }
             Admission::Extended(mut context) if self.is_ready => {
-                context.attach(self.request.extensions_mut());
+                context.begin_handler(self.request.extensions_mut());
                 let future = self.inner.call(self.request);
                 let context = Some(context);
                 return State::Extended { future, context };
@@ -352,18 +353,19 @@ where
                 ready!(queued.poll_wait(cx));
                 queued.is_charged()
             }
+            // Only the inner service is waited for.
             _ => true,
         };
         if runs {
             ready!(self.inner.poll_ready(cx))?;
             self.is_ready = true;
         }
-        Poll::Ready(Ok(
-            match mem::replace(&mut self.step, Admission::Admitted(None)) {
-                Admission::Waiting(queued) => gate.end_wait(queued),
-                step => step,
-            },
-        ))
+        // The caller sets the next step.
+        let step = mem::replace(&mut self.step, Admission::Admitted(None));
+        Poll::Ready(Ok(match step {
+            Admission::Waiting(queued) => gate.end_wait(queued),
+            step => step,
+        }))
     }
 }
 

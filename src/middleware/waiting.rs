@@ -5,7 +5,7 @@ use std::{mem, time::Duration};
 use smallvec::SmallVec;
 
 use super::{
-    admission::{Admission, Asked, Gate, Next, Passage},
+    admission::{Admission, Asked, Gate, Next, Passage, passage_of},
     config::PenaltySet,
     queue::{LastDecision, QueuedRequest},
 };
@@ -77,13 +77,13 @@ where
                 return self.bypass(bypass);
             }
             let striking = self.layer.settings.penalties_after_wait();
-            self.deny_request(&mut decision, charges, striking)
+            self.deny_request(&mut decision, charges, striking, Passage::AfterWait)
         })
     }
 
     /// Decides on a request that has waited for a slot. The quotas may have changed.
     fn admit_again(self, queued: Box<QueuedRequest<S>>) -> Next<B, S> {
-        self.layer.charges(
+        self.layer.with_charges(
             self.head,
             |all| self.decide_queueing(all, Some(queued)),
             |bypass| self.bypass(bypass),
@@ -97,7 +97,7 @@ where
         decision: &Decision,
         charges: &[Charge<'_>],
     ) -> Option<Box<QueuedRequest<S>>> {
-        let until = queued.next_call()?;
+        let until = queued.begin_slot_wait()?;
         queued.observe(&self.layer.settings.metrics, decision, charges);
         let last = LastDecision::boxed(decision.clone(), charges);
         queued.begin_wait(until, last).ok()
@@ -113,12 +113,13 @@ where
     ) -> Next<B, S> {
         let decision = mem::replace(decision, Decision::deny());
         let last = LastDecision::boxed(decision, charges);
+        let passage = passage_of(queued.as_deref());
         match self.begin_turn(charges, queued, last) {
             Ok(queued) => Admission::Waiting(queued),
             Err(last) => {
                 last.undo(&*self.layer.store);
                 let mut denied = last.decision.into_denied();
-                self.deny_request(&mut denied, charges, PenaltySet::NONE)
+                self.deny_request(&mut denied, charges, PenaltySet::NONE, passage)
             }
         }
     }

@@ -16,13 +16,14 @@ use tower::{Layer, ServiceExt};
 use tower_sluice::{
     Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store,
     key::{Everyone, HeaderKey},
-    middleware::{Counters, Overcommit},
+    middleware::{Counters, DecisionEvent, HoldUntil, Overcommit},
+    rule::Adaptive,
     store::CannotFail,
 };
 
 use crate::support::{
     Gated, answer, ask,
-    driven::{begin, handler, held, left, limiter},
+    driven::{begin, handler, held, left, limiter, secs},
     get, header, store, with,
 };
 
@@ -168,4 +169,33 @@ fn concurrent_threads_do_not_exceed_the_capacity() {
         (0..THREADS).for_each(|_| drop(scope.spawn(|| rounds.clone().for_each(ask))));
     });
     assert_eq!(format!("{elastic:?}"), "Overcommit(0 of 4 in flight)");
+}
+
+/// The only slot is held, so the request waits, and then runs beyond the limit.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_runs_after_its_wait_is_reported_as_delayed() {
+    let (store, delayed) = (store(), Arc::new(AtomicBool::new(false)));
+    let seen = delayed.clone();
+    let one = Quota::concurrent(1);
+    let layer =
+        RateLimitLayer::rules(Rule::new("api", Everyone, one).max_wait(secs(1)), store.clone())
+            .hold_until(HoldUntil::Head)
+            .overcommit(Overcommit::when(|| true))
+            .on_decision(move |event: &DecisionEvent<'_>| seen.store(event.is_delayed, SeqCst));
+    let running = limiter("api", store).take(Key::everyone(), &one, 1).now();
+    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
+    assert!(delayed.load(SeqCst) && running.is_allowed());
+}
+
+/// The request costs more than the limit of the moment, and less than the highest.
+#[tokio::test]
+async fn an_explanation_of_an_adaptive_limit_agrees_with_the_layer() {
+    let limit = Adaptive::gradient().max(10).initial(2);
+    let rule = Rule::new("overload", Everyone, limit.plan()).cost(5);
+    let layer = RateLimitLayer::rules(rule, store())
+        .hold_until(HoldUntil::Head)
+        .overcommit(Overcommit::when(|| true));
+    let (parts, ()) = get("/").into_parts();
+    assert!(layer.explain(&parts).await.is_allowed());
+    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
 }

@@ -113,6 +113,7 @@ async fn a_cost_is_charged_to_both_and_an_adjustment_changes_both() {
         let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge(Adjustment::Keep);
         let inner = handler(move |request| {
             let handle: &ChargeHandle = request.extensions().get().expect("a handle");
+            handle.adjust_rule_to("site.share", units).expect_err("a part of the pool");
             handle.adjust_rule_to("site", units).expect("a rule");
             200
         });
