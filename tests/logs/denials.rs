@@ -17,7 +17,7 @@ use crate::{
 const QUOTA: Quota = Quota::per_day(3);
 const ATTACKER: &str = "203.0.113.9";
 
-/// Covers every reason.
+/// By a quota, an empty key, a key that is too long, and an address that cannot be read.
 #[tokio::test]
 async fn a_thousand_denials_log_no_line_above_debug_and_no_key() {
     let _turn = alone();

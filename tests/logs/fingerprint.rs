@@ -98,6 +98,7 @@ async fn binding(log: &Log) {
     let everyone = Key::everyone().fingerprint(&FingerprintKey::from(SECRET)).to_string();
     assert!(lines.contains(&everyone) && !lines.contains(ALICE), "{lines}");
 
+    // A store that fails denies by no rule, so the fingerprint is that of the first key.
     let broken = RateLimitLayer::new(
         HeaderKey::new("x-user"),
         Quota::per_hour(1),

@@ -35,9 +35,9 @@ fn almost_full(log: &Log) {
     let store = FakeClock::new().store(4_096);
     let lines = |keys| {
         flood(&store, HOURLY, keys);
-        // `stats` logs, the second time nothing.
-        let slots = store.stats().slots;
-        assert_eq!(store.stats().slots, slots);
+        // The first call logs. The second must not log again.
+        let _ = store.stats();
+        let _ = store.stats();
         let lines = log.read().into_iter().filter(|line| line.contains("almost full"));
         lines.collect::<Vec<_>>()
     };

@@ -367,6 +367,9 @@ fn build(clock: &FakeClock, times: usize, lives: Duration) -> &'static Location<
     place
 }
 
+/// The number of stores of one line within a minute that is too many.
+const REBUILT: usize = 32;
+
 fn layer_rebuilt(log: &Log) {
     let clock = FakeClock::new();
     let minute = Duration::from_secs(60);
@@ -383,10 +386,10 @@ fn layer_rebuilt(log: &Log) {
     drop((tenants, shared));
     build(&clock, 100, minute);
     for _ in 0..3 {
-        build(&clock, 31, none);
+        build(&clock, REBUILT - 1, none);
         clock.advance(minute);
     }
-    build(&clock, 31, none);
+    build(&clock, REBUILT - 1, none);
     assert_eq!(log.read(), NOTHING);
     let place = build(&clock, 1, none);
     assert_eq!(
@@ -401,10 +404,10 @@ fn layer_rebuilt(log: &Log) {
     build(&clock, 3_000, none);
     assert_eq!(log.read(), NOTHING, "once per line of code");
 
-    // By the real clock.
+    // By the real clock. The next line must create the layer.
     let here = Location::caller().line() + 1;
     let handle = || RateLimitLayer::per_ip(TEN).layer(Strict::default());
-    (0..32).for_each(|_| drop(handle()));
+    (0..REBUILT).for_each(|_| drop(handle()));
     let said = warning(log);
     assert!(said.contains(&format!("tests/logs/lints.rs:{here}:")), "{said}");
 }
@@ -423,9 +426,10 @@ where
 
 /// Builds the layer within the handler or the middleware, and sends some requests by hand.
 fn layer_rebuilt_per_request(log: &Log) {
+    // The next line must create the layer.
     let here = Location::caller().line() + 1;
     let handle = || serve(&RateLimitLayer::per_ip(TEN));
-    (0..31).for_each(|_| handle());
+    (0..REBUILT - 1).for_each(|_| handle());
     assert_eq!(log.read(), NOTHING);
     handle();
     let said = warning(log);
@@ -604,6 +608,7 @@ mod routes {
              under: \"/api/url/{id}\" (logged once); ignore this warning if the two are different \
              routes lint=\"route_never_met\""
         );
+        // With three requests before and one after, these are the first thousand.
         request(&app, "/api/url/7", 499);
         request(&app, "/api/users/7", 497);
         assert_eq!(log.read(), NOTHING, "too few requests so far");

@@ -34,7 +34,7 @@ fn a_late_charge_beyond_max_debt_is_logged_once() {
     assert!(lines[0].ends_with(said), "{lines:?}");
 }
 
-/// As `GovernorStore` says: it charges nothing late.
+/// A `GovernorStore` cannot charge late.
 #[tokio::test]
 async fn a_late_charge_that_the_store_cannot_make_is_logged_once() {
     let _turn = alone();

@@ -129,7 +129,11 @@ async fn breaker(log: &Log) {
         for _ in 0..5 {
             limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
         }
-        assert_eq!(log.read().len(), expected, "an outage that lasts is logged");
+        assert_eq!(
+            log.read().len(),
+            expected,
+            "an outage is logged once, ten seconds after the last line"
+        );
         advance(secs(1)).await;
     }
 }

@@ -100,7 +100,7 @@ async fn a_missing_peer_is_500_and_one_log_line_that_names_the_fix() {
 }
 
 /// Runs this test in a process of its own, and returns `true` there.
-fn is_own_process(test: &str) -> bool {
+fn run_in_own_process(test: &str) -> bool {
     const OWN: &str = "TEST_IN_A_PROCESS_OF_ITS_OWN";
     if env::var_os(OWN).is_some() {
         return true;
@@ -114,7 +114,7 @@ fn is_own_process(test: &str) -> bool {
 
 #[tokio::test]
 async fn without_a_log_the_first_response_of_a_debug_build_has_the_fix() {
-    if !is_own_process("peer::without_a_log_the_first_response_of_a_debug_build_has_the_fix") {
+    if !run_in_own_process("peer::without_a_log_the_first_response_of_a_debug_build_has_the_fix") {
         return;
     }
     let layer = RateLimitLayer::per_ip(Quota::per_hour(1));
@@ -140,7 +140,7 @@ mod axum_core {
 
 #[tokio::test]
 async fn the_body_of_another_axum_is_named_in_the_log() {
-    if !is_own_process("peer::the_body_of_another_axum_is_named_in_the_log") {
+    if !run_in_own_process("peer::the_body_of_another_axum_is_named_in_the_log") {
         return;
     }
     let (log, _guard) = Log::start(tracing::Level::INFO);
