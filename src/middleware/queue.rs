@@ -316,7 +316,7 @@ impl<S: Store> QueuedRequest<S> {
         self.begin_wait(turn, last)
     }
 
-    /// Begins a wait until an instant, or until the request is called or released.
+    /// Begins a wait until an instant, or until the request is woken or released.
     ///
     /// # Errors
     ///

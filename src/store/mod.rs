@@ -96,7 +96,7 @@ pub use self::{
     local::{LocalStore, Stats},
     op::{Op, OwnedOp},
     reservation::{Reservation, ReserveFuture},
-    waiter::{Call, Waiter},
+    waiter::{Waiter, Wake},
     wrappers::{
         breaker::{Breaker, BreakerError, circuit::FailureDomain},
         fallback::{FailClosed, FailOpen, Fallback, LocalShare},

@@ -316,7 +316,7 @@ impl Drop for TaskEnd {
     fn drop(&mut self) {
         if !self.is_idle {
             self.slots.state().task = None;
-            self.slots.call_all();
+            self.slots.wake_all();
         }
     }
 }

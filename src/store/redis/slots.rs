@@ -34,7 +34,7 @@ use crate::{
     decision::{FreeSlots, Hold},
     log::warn,
     name::RuleName,
-    store::{Call, nanos, subtract},
+    store::{Wake, nanos, subtract},
 };
 
 /// The maximum number of slots that a call frees.
@@ -56,15 +56,15 @@ pub(crate) struct Slots {
     seed: RandomState,
     /// Wakes the task, to free slots.
     pub(super) wake_to_free: Notify,
-    /// Wakes the task, to call requests that wait.
-    pub(super) wake_to_call: Notify,
+    /// Wakes the task that wakes waiting requests in time, when the next instant has changed.
+    pub(super) waits_changed: Notify,
 }
 
-/// The locked state, and the calls that are made once it is unlocked: a waker may run any code.
+/// The locked state, and the wakes that are made once it is unlocked: a waker may run any code.
 pub(super) struct LockedState<'a> {
     // Dropped in this order.
     pub(super) state: MutexGuard<'a, SlotsState>,
-    pub(super) calls: Vec<Call>,
+    pub(super) wakes: Vec<Wake>,
 }
 
 /// The slots of each request have consecutive numbers. The first number stands for the request.
@@ -118,7 +118,7 @@ impl Slots {
             state: Mutex::default(),
             seed: RandomState::new(),
             wake_to_free: Notify::new(),
-            wake_to_call: Notify::new(),
+            waits_changed: Notify::new(),
         }
     }
 
@@ -137,7 +137,7 @@ impl Slots {
     pub(super) fn lock(&self) -> LockedState<'_> {
         LockedState {
             state: self.state(),
-            calls: Vec::new(),
+            wakes: Vec::new(),
         }
     }
 
@@ -350,7 +350,7 @@ impl FreeSlots for Slots {
         let now = self.now();
         let ends_at = self.end();
         let mut locked = self.lock();
-        let LockedState { state, calls } = &mut locked;
+        let LockedState { state, wakes } = &mut locked;
         let Some(held) = state.remove_held(first) else {
             return;
         };
@@ -365,7 +365,7 @@ impl FreeSlots for Slots {
         }
         if !state.waits.is_empty() {
             let room = state.count_freed(&held.set);
-            state.waits.freed(held.id, room, calls);
+            state.waits.freed(held.id, room, wakes);
         }
         drop(locked);
         self.wake_to_free.notify_one();
