@@ -137,7 +137,7 @@ impl Bounds {
         if let Some(max) = self.per_key {
             return max;
         }
-        if !charge.key.has_part_of_queue() {
+        if !charge.key.has_own_queue() {
             return self.all;
         }
         let limit = charge

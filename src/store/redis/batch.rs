@@ -210,11 +210,11 @@ impl<'a> KeyList<'a> {
 #[derive(Default)]
 struct PlanList<'a> {
     bytes: Vec<Vec<u8>>,
-    shared: Vec<SharedPlan<'a>>,
+    shared: Vec<BatchPlan<'a>>,
 }
 
 /// A plan of plain accounts.
-struct SharedPlan<'a> {
+struct BatchPlan<'a> {
     account: &'a AccountRequest,
     number: usize,
 }
@@ -234,7 +234,7 @@ impl<'a> PlanList<'a> {
             }
         }
         let number = self.add(account.plan(0, |_, _| Some(Change::Charge), |_| None, |_| 0));
-        self.shared.push(SharedPlan { account, number });
+        self.shared.push(BatchPlan { account, number });
         number
     }
 }

@@ -102,7 +102,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn undo_late(self, judged: JudgedCall, call: Deciding) {
         match call.await {
             Ok(late) if judged.op.takes() && late.is_allowed() => {
-                self.undo_parts(&judged.request, &late, None);
+                self.undo_in_background(&judged.request, &late, None);
             }
             _ => {}
         }

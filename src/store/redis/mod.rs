@@ -296,8 +296,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             .as_ref()
             .is_err_and(|error| error.kind() == RedisErrorKind::Cluster);
         if is_moving && request.accounts.len() > 1 {
-            let parts = request.by_account();
-            return Box::pin(self.take_parts(request, parts)).await;
+            let subrequests = request.by_account();
+            return Box::pin(self.take_subrequests(request, subrequests)).await;
         }
         reply?.into_decision(&request)
     }
@@ -331,7 +331,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
         let store = self.clone();
         if !op.takes() {
-            return Answer::Later(Box::pin(store.peek_parts(request)));
+            return Answer::Later(Box::pin(store.peek_subrequests(request)));
         }
         if !request.quotas().any(Quota::is_concurrent) {
             return Answer::Later(store.take_all(request));
@@ -349,9 +349,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Charges all accounts of a request, or none.
     fn take_all(self, request: Arc<Request>) -> Deciding {
         if self.settings.sharded && request.accounts.len() > 1 {
-            let parts = request.split(true);
-            if parts.len() > 1 {
-                return Box::pin(self.take_parts(request, parts));
+            let subrequests = request.split(true);
+            if subrequests.len() > 1 {
+                return Box::pin(self.take_subrequests(request, subrequests));
             }
         }
         Box::pin(self.decide(request))
@@ -440,7 +440,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
             let request = self.request(charges);
-            self.undo_parts(&request, &taken.on(Charge::quota_ids(charges)), units);
+            self.undo_in_background(&request, &taken.on(Charge::quota_ids(charges)), units);
         }
     }
 

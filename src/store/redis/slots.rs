@@ -166,9 +166,10 @@ impl Slots {
     /// 1,024 slots.
     pub(crate) fn weight(request: &Request) -> usize {
         let slots = request.accounts.iter().flat_map(AccountRequest::slots);
-        let large = slots.filter(|(_, part)| part.quota.raised_limit() > MAX_FREED.into());
+        let large = slots
+            .filter(|(_, quota_request)| quota_request.quota.raised_limit() > MAX_FREED.into());
         let cost = large
-            .map(|(_, part)| 4 * part.demand.cost.min(MAX_COST))
+            .map(|(_, quota_request)| 4 * quota_request.demand.cost.min(MAX_COST))
             .max()
             .unwrap_or(1);
         cost.max(1) as usize
@@ -179,16 +180,16 @@ impl Slots {
         let sent_at = self.now();
         let mut takes = SmallVec::new();
         for (at, account) in request.accounts.iter().enumerate() {
-            for (index, part) in account.slots() {
-                let callers = fitting(part, callers);
-                let take = self.number(account, part, callers);
+            for (index, quota_request) in account.slots() {
+                let callers = fitting(quota_request, callers);
+                let take = self.number(account, quota_request, callers);
                 takes.push(QuotaSlots {
                     id: self.id(&take.set),
                     take,
                     account: at,
                     quota: index,
                     rule: account.rule,
-                    until_head: part.quota.sheds(),
+                    until_head: quota_request.quota.sheds(),
                     callers,
                 });
             }
@@ -201,11 +202,16 @@ impl Slots {
     }
 
     /// Numbers the slots of one quota that a number of callers take.
-    fn number(&self, account: &AccountRequest, part: &QuotaRequest, callers: u32) -> SlotTake {
-        let set = set(account, part);
+    fn number(
+        &self,
+        account: &AccountRequest,
+        quota_request: &QuotaRequest,
+        callers: u32,
+    ) -> SlotTake {
+        let set = set(account, quota_request);
         let id = self.id(&set);
-        let cost = allowed_cost(part.demand.cost);
-        let waits = part.demand.max_wait > 0 && !account.report_only && callers > 0;
+        let cost = allowed_cost(quota_request.demand.cost);
+        let waits = quota_request.demand.max_wait > 0 && !account.report_only && callers > 0;
         let mut state = self.state();
         let first = state.next;
         state.next += u64::from(cost) * u64::from(callers);
@@ -425,8 +431,8 @@ pub(crate) struct SlotCall {
 }
 
 /// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
-pub(super) fn set(account: &AccountRequest, part: &QuotaRequest) -> Arc<str> {
-    account.part_key(":s", part.address).into()
+pub(super) fn set(account: &AccountRequest, quota_request: &QuotaRequest) -> Arc<str> {
+    account.quota_key(":s", quota_request.address).into()
 }
 
 impl SlotCall {
@@ -515,9 +521,9 @@ fn allowed_cost(cost: u32) -> u32 {
 }
 
 /// Returns the number of callers whose slots fit into the limit, of those that ask.
-fn fitting(part: &QuotaRequest, callers: usize) -> u32 {
-    let cost = allowed_cost(part.demand.cost);
-    let most = part.quota.raised_limit().checked_div(cost.into());
+fn fitting(quota_request: &QuotaRequest, callers: usize) -> u32 {
+    let cost = allowed_cost(quota_request.demand.cost);
+    let most = quota_request.quota.raised_limit().checked_div(cost.into());
     let fitting = most.unwrap_or(0).min(callers as u64);
     u32::try_from(fitting).unwrap_or(u32::MAX)
 }

@@ -29,7 +29,7 @@ use crate::{
 /// Slots of one quota that a request needs.
 struct NeededSlots<'a> {
     account: &'a AccountRequest,
-    part: &'a QuotaRequest,
+    quota_request: &'a QuotaRequest,
 }
 
 /// Returns the slots that a request cannot do without.
@@ -37,31 +37,32 @@ fn needed_slots(request: &Request) -> impl Iterator<Item = NeededSlots<'_>> {
     let accounts = request.accounts.iter();
     let deciding = accounts.filter(|account| !account.report_only);
     let all = deciding.flat_map(|account| {
-        account
-            .slots()
-            .map(move |(_, part)| NeededSlots { account, part })
+        account.slots().map(move |(_, quota_request)| NeededSlots {
+            account,
+            quota_request,
+        })
     });
-    all.filter(|needed| needed.part.demand.cost > 0)
+    all.filter(|needed| needed.quota_request.demand.cost > 0)
 }
 
 impl NeededSlots<'_> {
     /// Returns the key of the sorted set.
     fn set(&self) -> Arc<str> {
-        set(self.account, self.part)
+        set(self.account, self.quota_request)
     }
 
     fn rank(&self, waiter: Option<&Waiter>) -> Rank {
-        Rank::new(waiter, self.part.demand.headroom)
+        Rank::new(waiter, self.quota_request.demand.headroom)
     }
 
     fn is_of(&self, outcome: &Outcome) -> bool {
-        self.account.rule == outcome.rule() && self.part.index == outcome.quota_index()
+        self.account.rule == outcome.rule() && self.quota_request.index == outcome.quota_index()
     }
 
     /// Returns `true` if the request fits once enough slots are free. Otherwise, the server denies it.
     fn may_fit(&self) -> bool {
-        let demand = self.part.demand;
-        demand.need() <= self.part.quota.raised_limit() && demand.cost <= MAX_COST
+        let demand = self.quota_request.demand;
+        demand.need() <= self.quota_request.quota.raised_limit() && demand.cost <= MAX_COST
     }
 
     /// Returns the number of held slots by a decision.
@@ -80,7 +81,7 @@ impl NeededSlots<'_> {
             let mut outcome =
                 Outcome::unknown(account.rule, named.quota_index, Some(Duration::ZERO));
             if self.is_of(&outcome) {
-                let limit = self.part.quota.limit();
+                let limit = self.quota_request.quota.limit();
                 outcome = Outcome::slots(account.rule, named.quota_index, limit, limit.into())
                     .with_estimated_retry_after(wait);
             }
@@ -214,7 +215,7 @@ impl Slots {
         let mut needed = needed_slots(request);
         let full = needed.find(|needed| self.is_behind(&state, needed, waiter))?;
         let rule = full.account.rule;
-        let wait = state.waits.time_to_free(rule, &full.part.quota, 1);
+        let wait = state.waits.time_to_free(rule, &full.quota_request.quota, 1);
         drop(state);
         if let Some(waiter) = waiter
             && let Some(max_wait) = max_wait(charges, rule)
@@ -304,7 +305,7 @@ impl Slots {
             let set = needed.set();
             let interval = state.waits.interval(needed.account.rule);
             // These slots were freed after the call was sent.
-            let limit = needed.part.quota.raised_limit() + state.count_freed(&set);
+            let limit = needed.quota_request.quota.raised_limit() + state.count_freed(&set);
             let Some(waiting) = state.waits.get_mut(self.id(&set)) else {
                 continue;
             };
@@ -332,7 +333,7 @@ impl Slots {
             waiting.due = Instant::now() + interval;
             self.waits_changed.notify_one();
         }
-        waiting.queue.limit = needed.part.quota.raised_limit();
+        waiting.queue.limit = needed.quota_request.quota.raised_limit();
         let place = waiter.take_place(|_| true);
         wakes.extend(waiting.queue.remove(waiter));
         let slots = self.clone();
@@ -390,8 +391,8 @@ fn estimate_waits(waits: &Waits, request: &Request, decision: &mut Decision) {
         if let Some(outcome) = outcome.filter(|outcome| outcome.is_estimated())
             && let Some(held) = outcome.held()
         {
-            let quota = &needed.part.quota;
-            let missing = missing(held, quota, needed.part.demand);
+            let quota = &needed.quota_request.quota;
+            let missing = missing(held, quota, needed.quota_request.demand);
             let wait = waits.time_to_free(needed.account.rule, quota, missing);
             *outcome = outcome.with_estimated_retry_after(wait);
         }
