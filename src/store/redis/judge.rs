@@ -44,10 +44,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     fn server_state(&self, request: &Request, limit: Duration) -> ServerState {
-        let slots = request.accounts.iter().map(|account| account.slot(true));
+        let hash_slots = request
+            .accounts
+            .iter()
+            .map(|account| account.hash_slot(true));
         match (self.link(), self.cluster_link()) {
             (Some(link), _) => link.server_state(limit),
-            (None, Some(cluster)) => cluster.server_state(slots, limit),
+            (None, Some(cluster)) => cluster.server_state(hash_slots, limit),
             (None, None) => ServerState::Unknown,
         }
     }

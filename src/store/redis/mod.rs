@@ -35,7 +35,7 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use self::{
-    cluster::SLOTS,
+    cluster::HASH_SLOTS,
     driver::Queues,
     judge::Deciding,
     protocol::{MAX_COST, Request, ScriptOp, addresses::Addresses, script::Scripts},
@@ -74,7 +74,7 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// Otherwise, it joins the next batch, which is sent at once, unless sixteen calls or two equal ones
 /// are in flight. The batch is then sent when one of them is answered, or 5 ms after the last one was
 /// sent. A burst of one key therefore waits for two calls, and on a slow link, no request waits for more
-/// than 5 ms before its own call. On a cluster, each slot has its own batches. See
+/// than 5 ms before its own call. On a cluster, each hash slot has its own batches. See
 /// [`coalesce`](RedisBuilder::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
@@ -185,7 +185,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             sharded,
             coalesces: true,
             rules: Arc::default(),
-            queues: Arc::new(Queues::new(if sharded { SLOTS } else { 1 })),
+            queues: Arc::new(Queues::new(if sharded { HASH_SLOTS } else { 1 })),
             slots: Arc::new(Slots::new(SLOT_TTL, None)),
             test_clock: None,
             process_clock: None,
@@ -270,7 +270,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
-        settings.queues = Arc::new(Queues::new(if settings.sharded { SLOTS } else { 1 }));
+        settings.queues = Arc::new(Queues::new(if settings.sharded { HASH_SLOTS } else { 1 }));
         settings
     }
 
@@ -291,7 +291,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     async fn decide(self, request: Arc<Request>) -> Result<Decision, RedisError> {
         let reply = self.take_queued(&request).await;
-        // While a slot moves, its accounts may be on two servers.
+        // While a hash slot moves, its accounts may be on two servers.
         let is_moving = reply
             .as_ref()
             .is_err_and(|error| error.kind() == RedisErrorKind::Cluster);

@@ -430,7 +430,7 @@ pub(crate) struct SlotCall {
     takes: SmallVec<[QuotaSlots; 1]>,
 }
 
-/// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
+/// Returns the key of the sorted set of a quota, which is in the hash slot of its account.
 pub(super) fn set(account: &AccountRequest, quota_request: &QuotaRequest) -> Arc<str> {
     account.quota_key(":s", quota_request.address).into()
 }

@@ -22,11 +22,11 @@ pub(crate) struct Located {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    Slot(usize),
-    /// A free slot, for a key without an account. A new account starts with the debt of the shared
+    Entry(usize),
+    /// A free entry, for a key without an account. A new account starts with the debt of the shared
     /// account.
     Room(usize),
-    /// No slot. The key has no account, and no slot is free.
+    /// No entry. The key has no account, and no entry is free.
     Shared,
     /// Not in this table. The account counts held slots.
     Elsewhere,
@@ -58,22 +58,22 @@ impl Located {
     }
 
     /// Returns `true` if the key has an account of its own.
-    pub(crate) fn has_slot(&self) -> bool {
-        matches!(self.place, Place::Slot(_))
+    pub(crate) fn has_entry(&self) -> bool {
+        matches!(self.place, Place::Entry(_))
     }
 
-    /// Returns `true` if there is a free slot for a new account of the key.
+    /// Returns `true` if there is a free entry for a new account of the key.
     pub(crate) fn has_room(&self) -> bool {
         matches!(self.place, Place::Room(_))
     }
 
-    /// Returns `true` if the account is in a slot of its set, or will be.
-    pub(super) fn is_at(&self, slot: usize) -> bool {
-        [Place::Slot(slot), Place::Room(slot)].contains(&self.place)
+    /// Returns `true` if the account is in an entry of its set, or will be.
+    pub(super) fn is_at(&self, entry: usize) -> bool {
+        [Place::Entry(entry), Place::Room(entry)].contains(&self.place)
     }
 
-    /// Returns `true` if the key has no account of its own, and no free slot is known.
-    pub(super) fn has_no_slot(&self) -> bool {
+    /// Returns `true` if the key has no account of its own, and no free entry is known.
+    pub(super) fn has_no_entry(&self) -> bool {
         self.place == Place::Shared
     }
 
@@ -90,8 +90,8 @@ impl Located {
 
     /// Returns `true` if both keys are new and share one account.
     pub(crate) fn shares(&self, other: &Self) -> bool {
-        self.has_no_slot()
-            && other.has_no_slot()
+        self.has_no_entry()
+            && other.has_no_entry()
             && self.shared_group() == other.shared_group()
             && self.address == other.address
     }

@@ -34,7 +34,7 @@ impl<'a> LockedAccounts<'a> {
         }
     }
 
-    /// Locks a set, and finds the slots of its accounts. Returns the index of the next set to lock.
+    /// Locks a set, and finds the entries of its accounts. Returns the index of the next set to lock.
     #[inline]
     pub(super) fn lock_set<A: AsMut<Located>>(
         &mut self,
@@ -46,7 +46,7 @@ impl<'a> LockedAccounts<'a> {
         for account in accounts.iter_mut().map(A::as_mut) {
             if account.set == index {
                 account.lock = self.sets.len();
-                account.place = set.find(account.id).map_or(Place::Shared, Place::Slot);
+                account.place = set.find(account.id).map_or(Place::Shared, Place::Entry);
             } else if account.set > index {
                 next = next.min(account.set);
             }
@@ -56,7 +56,7 @@ impl<'a> LockedAccounts<'a> {
         next
     }
 
-    /// Finds a free slot for each new account.
+    /// Finds a free entry for each new account.
     #[cold]
     #[inline(never)]
     pub(super) fn find_rooms<A>(&mut self, accounts: &mut [A])
@@ -65,7 +65,7 @@ impl<'a> LockedAccounts<'a> {
     {
         for index in 0..accounts.len() {
             let account = *accounts[index].as_ref();
-            if !account.has_no_slot() {
+            if !account.has_no_entry() {
                 continue;
             }
             let others = accounts.iter().map(A::as_ref);
@@ -85,7 +85,7 @@ impl<'a> LockedAccounts<'a> {
     #[inline]
     pub(crate) fn instant(&mut self, account: &Located) -> Option<&mut u64> {
         match account.place {
-            Place::Slot(at) => self.sets[account.lock].instant(at),
+            Place::Entry(at) => self.sets[account.lock].instant(at),
             _ => None,
         }
     }
@@ -98,7 +98,7 @@ impl<'a> LockedAccounts<'a> {
         read: impl FnOnce(Option<&AccountState>) -> T,
     ) -> T {
         match account.place {
-            Place::Slot(at) => self.sets[account.lock].look(at, self.now, read),
+            Place::Entry(at) => self.sets[account.lock].look(at, self.now, read),
             Place::Room(_) => read(self.inherited(account).as_ref()),
             Place::Shared | Place::Elsewhere => read(self.shared(account)),
         }
@@ -114,15 +114,15 @@ impl<'a> LockedAccounts<'a> {
     ) -> T {
         let now = self.now;
         let (at, mut stored) = match account.place {
-            Place::Slot(at) => (at, self.sets[account.lock].take(at, now)),
+            Place::Entry(at) => (at, self.sets[account.lock].take(at, now)),
             Place::Room(at) => (at, self.inherited(account)),
             Place::Shared | Place::Elsewhere => return self.update_shared(account, quota, change),
         };
         let result = change(&mut stored);
         let set = &mut self.sets[account.lock];
-        if !account.has_slot() {
+        if !account.has_entry() {
             set.claim(at, account.id, now);
-            account.place = Place::Slot(at);
+            account.place = Place::Entry(at);
         }
         set.put(at, stored, quota, now);
         result
@@ -144,7 +144,7 @@ impl<'a> LockedAccounts<'a> {
             return;
         }
         // A shared account may not have the charge, because the key may have had an account of its own.
-        if let Place::Slot(at) = account.place {
+        if let Place::Entry(at) = account.place {
             self.sets[account.lock].undo(at, quota, self.now, change);
         }
     }
@@ -158,7 +158,7 @@ impl<'a> LockedAccounts<'a> {
         quota: &Quota,
         clock: impl FnOnce() -> u64,
     ) {
-        if account.has_slot() {
+        if account.has_entry() {
             self.update(account, quota, |stored| *stored = None);
         }
         self.table.void_charges(account.set, clock() + 1);
@@ -184,7 +184,7 @@ impl<'a> LockedAccounts<'a> {
     /// one, can have one, or needs none.
     #[cold]
     pub(crate) fn shared_wait(&mut self, account: &Located) -> Option<u64> {
-        if !account.has_no_slot() || self.shared(account).is_some() {
+        if !account.has_no_entry() || self.shared(account).is_some() {
             return None;
         }
         let accounts = self.shared.as_ref()?.get(&account.shared_group())?;

@@ -1,4 +1,4 @@
-//! Accounts that new keys share while their set has no free slot.
+//! Accounts that new keys share while their set has no free entry.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
-//! Decisions on accounts in different cluster slots.
+//! Decisions on accounts in different hash slots.
 //!
-//! Each slot has its own call, and the calls run concurrently. If a call is denied or fails, the
+//! Each hash slot has its own call, and the calls run concurrently. If a call is denied or fails, the
 //! charges of the other calls are undone.
 
 use std::{

@@ -11,7 +11,7 @@ use crate::{
     algorithm::Demand,
     name::RuleName,
     quota::QuotaAddress,
-    store::{Charge, redis::cluster::slot},
+    store::{Charge, redis::cluster::hash_slot},
 };
 
 /// The most quotas of a rule that are not part of a call.
@@ -32,10 +32,10 @@ pub(crate) struct AccountRequest {
 type QuotaRequests = SmallVec<[QuotaRequest; 1]>;
 
 impl AccountRequest {
-    /// Returns the slot of the account on a cluster. A store that is not `sharded` has one slot.
-    pub(crate) fn slot(&self, sharded: bool) -> u16 {
+    /// Returns the hash slot of the account. A store that is not `sharded` has one.
+    pub(crate) fn hash_slot(&self, sharded: bool) -> u16 {
         if sharded {
-            slot(self.address.as_bytes())
+            hash_slot(self.address.as_bytes())
         } else {
             0
         }
@@ -59,7 +59,7 @@ impl AccountRequest {
                 let mark = take.mark_key().map_or(0, &mut key);
                 plan = plan.slots(quota_request, take, [set, mark]);
             } else if let Some(change) = change(index, quota_request.demand) {
-                // The list is in the cluster slot of its account.
+                // The list is in the hash slot of its account.
                 let list = has_list(&quota_request.quota)
                     .then(|| self.quota_key(":", quota_request.address));
                 let list = list.map_or(0, &mut key);

@@ -167,16 +167,16 @@ impl Request {
         subset
     }
 
-    /// Splits the request into one request per slot, because slots may be on different servers.
+    /// Splits the request into one request per hash slot, because hash slots may be on different servers.
     pub(crate) fn split(&self, sharded: bool) -> Vec<Self> {
-        let slot = |account: &AccountRequest| account.slot(sharded);
-        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(slot).collect();
-        let mut distinct = slots.clone();
+        let hash_slot = |account: &AccountRequest| account.hash_slot(sharded);
+        let hash_slots: SmallVec<[_; 4]> = self.accounts.iter().map(hash_slot).collect();
+        let mut distinct = hash_slots.clone();
         distinct.sort_unstable();
         distinct.dedup();
         distinct
             .iter()
-            .map(|slot| self.subset(|at| slots[at] == *slot))
+            .map(|hash_slot| self.subset(|at| hash_slots[at] == *hash_slot))
             .collect()
     }
 
