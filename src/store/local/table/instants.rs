@@ -9,11 +9,11 @@ use crate::store::sync::{MutexGuard, WAYS};
 pub(crate) struct LockedInstants<'a, const N: usize> {
     /// The locked sets. Accounts of one set have the lock of the first of them.
     sets: [Option<MutexGuard<'a, Set>>; N],
-    places: [InstantPlace; N],
+    positions: [InstantPosition; N],
 }
 
 #[derive(Clone, Copy)]
-struct InstantPlace {
+struct InstantPosition {
     /// The index in [`LockedInstants::sets`].
     lock: usize,
     entry: usize,
@@ -66,11 +66,11 @@ impl Table {
                 }
             }
         }
-        let places = array::from_fn(|at| InstantPlace {
+        let positions = array::from_fn(|at| InstantPosition {
             lock: lock[at],
             entry: entries[at],
         });
-        Some((states, LockedInstants { sets, places }))
+        Some((states, LockedInstants { sets, positions }))
     }
 }
 
@@ -78,9 +78,9 @@ impl<const N: usize> LockedInstants<'_, N> {
     /// Replaces the states, and unlocks the accounts.
     #[inline(always)]
     pub(crate) fn store(mut self, states: [u64; N]) {
-        for (place, state) in self.places.into_iter().zip(states) {
-            if let Some(set) = &mut self.sets[place.lock] {
-                set.expires_at[place.entry % WAYS] = state;
+        for (position, state) in self.positions.into_iter().zip(states) {
+            if let Some(set) = &mut self.sets[position.lock] {
+                set.expires_at[position.entry % WAYS] = state;
             }
         }
     }

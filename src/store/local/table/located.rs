@@ -1,4 +1,4 @@
-//! The place of an account in the table.
+//! The position of an account in the table.
 
 use super::{
     NO_SET,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{name::RuleName, quota::QuotaAddress};
 
-/// An account of a decision: its address, and its place in the table.
+/// An account of a decision: its address, and its position in the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Located {
     pub(crate) id: u64,
@@ -17,11 +17,11 @@ pub(crate) struct Located {
     pub(super) set: usize,
     /// The index of that set's lock in [`LockedAccounts`](super::LockedAccounts).
     pub(super) lock: usize,
-    pub(super) place: Place,
+    pub(super) position: Position,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Position {
     Entry(usize),
     /// A free entry, for a key without an account. A new account starts with the debt of the shared
     /// account.
@@ -33,7 +33,7 @@ pub(super) enum Place {
 }
 
 impl Located {
-    /// Creates an account whose place is not known yet. [`Table::lock`](super::Table::lock) finds it.
+    /// Creates an account whose position is not known yet. [`Table::lock`](super::Table::lock) finds it.
     #[inline]
     pub(crate) fn new(id: u64, rule: RuleName, quota_index: usize, address: QuotaAddress) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl Located {
             address,
             set: 0,
             lock: 0,
-            place: Place::Shared,
+            position: Position::Shared,
         }
     }
 
@@ -52,29 +52,29 @@ impl Located {
     pub(crate) fn elsewhere(self) -> Self {
         Self {
             set: NO_SET,
-            place: Place::Elsewhere,
+            position: Position::Elsewhere,
             ..self
         }
     }
 
     /// Returns `true` if the key has an account of its own.
     pub(crate) fn has_entry(&self) -> bool {
-        matches!(self.place, Place::Entry(_))
+        matches!(self.position, Position::Entry(_))
     }
 
     /// Returns `true` if there is a free entry for a new account of the key.
     pub(crate) fn has_room(&self) -> bool {
-        matches!(self.place, Place::Room(_))
+        matches!(self.position, Position::Room(_))
     }
 
     /// Returns `true` if the account is in an entry of its set, or will be.
     pub(super) fn is_at(&self, entry: usize) -> bool {
-        [Place::Entry(entry), Place::Room(entry)].contains(&self.place)
+        [Position::Entry(entry), Position::Room(entry)].contains(&self.position)
     }
 
     /// Returns `true` if the key has no account of its own, and no free entry is known.
     pub(super) fn has_no_entry(&self) -> bool {
-        self.place == Place::Shared
+        self.position == Position::Shared
     }
 
     #[expect(

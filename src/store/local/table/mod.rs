@@ -11,7 +11,7 @@ mod set;
 mod shared;
 
 pub(super) use self::{located::Located, locked::LockedAccounts, set::Set};
-use self::{located::Place, set::Aligned, shared::SharedTable};
+use self::{located::Position, set::Aligned, shared::SharedTable};
 use crate::store::sync::{
     AtomicU64, Mutex, MutexGuard, OnceLock,
     Ordering::{AcqRel, Acquire},
@@ -119,7 +119,7 @@ impl Table {
         groups[set % number].fetch_max(before, AcqRel);
     }
 
-    /// Locks the accounts of a decision, and finds their places. The ids must differ.
+    /// Locks the accounts of a decision, and finds their positions. The ids must differ.
     #[inline]
     pub(crate) fn lock<A>(&self, accounts: &mut [A], now: u64) -> LockedAccounts<'_>
     where
@@ -141,7 +141,7 @@ impl Table {
     fn select_sets<A: AsMut<Located>>(&self, accounts: &mut [A]) -> usize {
         let mut first = NO_SET;
         for account in accounts.iter_mut().map(A::as_mut) {
-            if account.place != Place::Elsewhere {
+            if account.position != Position::Elsewhere {
                 account.set = self.index(account.id);
                 first = first.min(account.set);
             }
