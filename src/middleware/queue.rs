@@ -358,7 +358,7 @@ impl<S: Store> QueuedRequest<S> {
         self.observed = self
             .observed
             .take()
-            .or_else(|| metrics.queue(decision, queues));
+            .or_else(|| metrics.count_waiting(decision, queues));
     }
 
     /// Completes at the turn of the request, when it may ask for its slots again, at the end of its

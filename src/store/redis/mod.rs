@@ -337,7 +337,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             return Answer::Later(store.take_all(request));
         }
         let slots = &self.settings.slots;
-        if let Some(denial) = slots.queue(&request, charges, waiter) {
+        if let Some(denial) = slots.deny_behind_others(&request, charges, waiter) {
             drop(self.start_renewing());
             return Answer::Now(Ok(denial));
         }

@@ -202,7 +202,7 @@ impl Drop for Asking {
 impl Slots {
     /// Denies a request without a call, if other requests of this process wait for its slots. It then
     /// waits as well, if it may.
-    pub(super) fn queue(
+    pub(super) fn deny_behind_others(
         self: &Arc<Self>,
         request: &Request,
         charges: &[Charge<'_>],
