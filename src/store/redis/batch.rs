@@ -86,7 +86,7 @@ impl Batch {
         }
     }
 
-    /// Returns the share of a group of requests in the time of a batch.
+    /// Returns the size that a group of equal requests adds to a batch.
     fn size_of(&self, request: &Request) -> usize {
         if self.kind == RequestKind::Plain {
             request.accounts.len().div_ceil(SMALL)

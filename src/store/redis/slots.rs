@@ -162,7 +162,7 @@ impl Slots {
         nanos(self.ttl) / 1_000
     }
 
-    /// Returns the share of a caller in the 4,096 callers of a call, so that the call takes at most
+    /// Returns as how many of the 4,096 callers of a call a caller counts, so that the call takes at most
     /// 1,024 slots.
     pub(crate) fn weight(request: &Request) -> usize {
         let slots = request.accounts.iter().flat_map(AccountRequest::slots);

@@ -2,7 +2,7 @@
 
 use super::{
     NO_SET,
-    shared::{SHARED_GROUPS, SharedGroup},
+    shared::{SET_GROUPS, SetGroup},
 };
 use crate::{name::RuleName, quota::QuotaAddress};
 
@@ -81,10 +81,10 @@ impl Located {
         clippy::cast_possible_truncation,
         reason = "the number is at most 2,048"
     )]
-    pub(super) fn shared_group(&self) -> SharedGroup {
-        SharedGroup {
+    pub(super) fn set_group(&self) -> SetGroup {
+        SetGroup {
             rule: self.rule,
-            sets: (self.set % SHARED_GROUPS) as u16,
+            sets: (self.set % SET_GROUPS) as u16,
         }
     }
 
@@ -92,7 +92,7 @@ impl Located {
     pub(crate) fn shares(&self, other: &Self) -> bool {
         self.has_no_entry()
             && other.has_no_entry()
-            && self.shared_group() == other.shared_group()
+            && self.set_group() == other.set_group()
             && self.address == other.address
     }
 }

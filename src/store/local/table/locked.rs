@@ -180,7 +180,7 @@ impl<'a> LockedAccounts<'a> {
     #[cold]
     fn shared(&mut self, account: &Located) -> Option<&AccountState> {
         let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
-        let accounts = all.get(&account.shared_group())?;
+        let accounts = all.get(&account.set_group())?;
         accounts.find(account.address, self.now)
     }
 
@@ -191,7 +191,7 @@ impl<'a> LockedAccounts<'a> {
         if !account.has_no_entry() || self.shared(account).is_some() {
             return None;
         }
-        let accounts = self.shared.as_ref()?.get(&account.shared_group())?;
+        let accounts = self.shared.as_ref()?.get(&account.set_group())?;
         accounts.wait(self.now)
     }
 
@@ -203,7 +203,7 @@ impl<'a> LockedAccounts<'a> {
         change: impl FnOnce(&mut Option<AccountState>) -> T,
     ) -> T {
         let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
-        let accounts = all.entry(account.shared_group()).or_default();
+        let accounts = all.entry(account.set_group()).or_default();
         let mut stored = accounts.take(account.address, self.now);
         let result = change(&mut stored);
         if let Some(state) = stored {
