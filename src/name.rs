@@ -36,8 +36,8 @@ struct Interned {
 }
 
 static NAMES: LazyLock<Mutex<HashMap<&'static str, RuleName>>> = LazyLock::new(Mutex::default);
-/// The rule of each name of a part.
-static OWNERS: LazyLock<RwLock<HashMap<RuleName, RuleName>>> = LazyLock::new(RwLock::default);
+/// The pool of each name of a share.
+static POOLS: LazyLock<RwLock<HashMap<RuleName, RuleName>>> = LazyLock::new(RwLock::default);
 static DEFAULT: LazyLock<RuleName> = LazyLock::new(|| RuleName::intern("default"));
 
 impl RuleName {
@@ -84,19 +84,19 @@ impl RuleName {
         self.0.name
     }
 
-    /// Returns the name of a part of this rule: its own, a point and a word.
-    pub(crate) fn part(self, word: &str) -> Result<Self, NameError> {
-        let part = Self::new(&format!("{self}.{word}"))?;
-        OWNERS.write().insert(part, self);
-        Ok(part)
+    /// Returns the name of the shares of this pool, as a rule of its own.
+    pub(crate) fn share_name(self) -> Result<Self, NameError> {
+        let share = Self::new(&format!("{self}.share"))?;
+        POOLS.write().insert(share, self);
+        Ok(share)
     }
 
-    /// Returns the rule that users know: the owner of a part, or else this rule.
-    pub(crate) fn owner(self) -> Self {
+    /// Returns the rule that users know: the pool of a share, or else this rule.
+    pub(crate) fn pool(self) -> Self {
         if !self.0.name.contains('.') {
             return self;
         }
-        OWNERS.read().get(&self).copied().unwrap_or(self)
+        POOLS.read().get(&self).copied().unwrap_or(self)
     }
 
     /// Returns a hash of the name that is equal in all processes.

@@ -52,7 +52,7 @@ impl RecentKey {
             if cache.is_empty() {
                 cache.resize_with(RECENT, Recent::default);
             }
-            let recent = &mut cache[self.slot()];
+            let recent = &mut cache[self.index()];
             let is_known = recent.key == self;
             if let Some(lines) = recent.lines.as_ref().filter(|_| is_known) {
                 return lines.clone();
@@ -65,9 +65,9 @@ impl RecentKey {
         cached.unwrap_or_else(|_| render())
     }
 
-    /// Returns the slot in the cache.
+    /// Returns the index in the cache.
     #[inline]
-    fn slot(&self) -> usize {
+    fn index(&self) -> usize {
         let mut hash = mix(self.template, self.retry);
         for reading in self.readings.iter().flatten() {
             hash = mix(

@@ -471,7 +471,7 @@ impl LiveRule {
 
 /// Returns `true` if the fields describe the rule: it is no part of another one.
 fn is_shown(charge: &Charge<'_>) -> bool {
-    charge.rule.owner() == charge.rule
+    charge.rule.pool() == charge.rule
 }
 
 /// Returns the fixed quotas of a rule.

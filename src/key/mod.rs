@@ -220,7 +220,7 @@ pub(crate) fn share_unless_client<E: KeyExtractor + ?Sized>(
     if !extractor.can_be_client()
         && let Ok(Some(key)) = found
     {
-        key.share();
+        key.mark_shared();
     }
 }
 

@@ -142,14 +142,14 @@ impl Key {
     }
 
     /// Marks the key of a client as one of any client.
-    pub(super) fn share(&mut self) {
+    pub(super) fn mark_shared(&mut self) {
         if self.is_client() {
             self.head = self.head & !OWNER | (Owner::Any as u64) << OWNER_SHIFT;
         }
     }
 
-    /// Returns `true` if the key has a part of its own in a queue: that of a client, of a route and such.
-    pub(crate) fn has_part_of_queue(&self) -> bool {
+    /// Returns `true` if the key has a queue of its own: that of a client, of a route and such.
+    pub(crate) fn has_own_queue(&self) -> bool {
         !matches!(self.owner(), Owner::All | Owner::Unknown)
     }
 
@@ -579,7 +579,7 @@ mod tests {
     #[test]
     fn a_joined_key_is_that_of_a_client_unless_a_part_is_unknown() {
         let mut route = Key::from("/login");
-        route.share();
+        route.mark_shared();
         let (nobody, address) = (Key::unidentified(), Key::from(Ipv4Addr::LOCALHOST));
         let proxy = address.clone().of_proxy();
         let join = |part: &Key| Key::join(&[route.clone(), part.clone()]);
@@ -594,8 +594,8 @@ mod tests {
                 assert!(!key.is_client());
             }
         }
-        assert!(route.has_part_of_queue() && join(&Key::everyone()).has_part_of_queue());
-        assert!(!Key::everyone().has_part_of_queue() && !join(&proxy).has_part_of_queue());
+        assert!(route.has_own_queue() && join(&Key::everyone()).has_own_queue());
+        assert!(!Key::everyone().has_own_queue() && !join(&proxy).has_own_queue());
         for unknown in [nobody, proxy] {
             assert!(!Key::join(&[long.clone(), unknown]).is_client());
         }
@@ -619,7 +619,7 @@ mod tests {
         ];
         for key in keys {
             let mut shared = key.clone();
-            shared.share();
+            shared.mark_shared();
             for other in [key.clone().of_proxy(), shared] {
                 assert!(same(&key, &other) && key.is_client() != other.is_client());
                 assert_eq!(key.to_bytes(), other.to_bytes());

@@ -273,7 +273,7 @@ impl OpenCharges {
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
         self.with(|charges| {
             for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
-                let is_meant = rule.is_none_or(|name| charge.rule.owner().as_str() == name);
+                let is_meant = rule.is_none_or(|name| charge.rule.pool().as_str() == name);
                 let is_charged = self.decision.charged(charge.rule);
                 if is_meant && is_charged && !adjusted.swap(true, AcqRel) {
                     self.adjust_to(charge, cost(charge.cost));

@@ -131,7 +131,7 @@ impl Bounds {
         if let Some(max) = self.per_key {
             return max;
         }
-        if !charge.key.has_part_of_queue() {
+        if !charge.key.has_own_queue() {
             return self.all;
         }
         let limit = charge
@@ -309,7 +309,7 @@ impl<S: Store> QueuedRequest<S> {
         self.begin_wait(turn, last)
     }
 
-    /// Begins a wait until an instant, or until the request is called or released.
+    /// Begins a wait until an instant, or until the request is woken or released.
     ///
     /// # Errors
     ///
@@ -351,7 +351,7 @@ impl<S: Store> QueuedRequest<S> {
         self.observed = self
             .observed
             .take()
-            .or_else(|| metrics.queue(decision, queues));
+            .or_else(|| metrics.count_waiting(decision, queues));
     }
 
     /// Completes at the turn of the request, when it may ask for its slots again, at the end of its

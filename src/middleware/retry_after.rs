@@ -208,7 +208,7 @@ impl<'a> Pace<'a> {
         // A share and its pool have one owner. The share is the first charge, so its own queue is used, and
         // other clients of the pool do not wait longer.
         let has_rule =
-            |charge: &&Charge<'_>| [charge.rule, charge.rule.owner()].contains(&outcome.rule());
+            |charge: &&Charge<'_>| [charge.rule, charge.rule.pool()].contains(&outcome.rule());
         let charge = charges.iter().find(has_rule)?;
         let is_denying = |(index, _): &(usize, &Quota)| *index == outcome.quota_index();
         let (quota_index, quota) = charge.charged_quotas().find(is_denying)?;

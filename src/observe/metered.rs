@@ -143,7 +143,7 @@ impl Metrics {
 
     /// Counts a request that waits by this decision, until the returned value is dropped. `queues`
     /// returns `true` for a rule whose requests may wait.
-    pub(crate) fn queue(
+    pub(crate) fn count_waiting(
         &self,
         decision: &Decision,
         queues: impl Fn(RuleName) -> bool,

@@ -45,7 +45,11 @@ mod metered {
         pub(crate) fn answered(&self, _: &Decision, _: Instant) {}
         pub(crate) fn attempted(&self, _: u32) {}
         pub(crate) fn hold(&self, _: &mut Decision, _: RuleName, _: &[Quota], _: u32) {}
-        pub(crate) fn queue(&self, _: &Decision, _: impl Fn(RuleName) -> bool) -> Option<Active> {
+        pub(crate) fn count_waiting(
+            &self,
+            _: &Decision,
+            _: impl Fn(RuleName) -> bool,
+        ) -> Option<Active> {
             None
         }
         pub(crate) fn on_decision(&self, _: &DecisionEvent<'_>) {}

@@ -174,7 +174,7 @@ impl Algorithm {
     }
 
     /// Returns the algorithm for one of the processes that share a quota.
-    pub(super) fn share(self, of: Part) -> Self {
+    pub(super) fn for_process(self, of: Part) -> Self {
         match self {
             Self::TokenBucket => Self::Gcra,
             Self::FixedWindow { carry_over, paced } => Self::FixedWindow {

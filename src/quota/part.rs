@@ -1,4 +1,4 @@
-//! Parts of a quota: for one of several processes, and for one of several clients.
+//! The part of a quota for one of several processes, and the share of one of several clients.
 
 use std::num::NonZeroU32;
 
@@ -10,7 +10,7 @@ impl Quota {
     ///
     /// All parts together allow no more than the quota, except that each part of unranked processes
     /// allows at least one unit. The part of a token bucket refills continuously.
-    pub(crate) fn share(&self, of: Part) -> Self {
+    pub(crate) fn for_process(&self, of: Part) -> Self {
         if self.is_blocked() || of.instances == NonZeroU32::MIN {
             return *self;
         }
@@ -21,22 +21,22 @@ impl Quota {
         if burst == 0 {
             return self.without_units();
         }
-        let mut share = Self {
+        let mut part = Self {
             burst,
             soft: of.of(self.soft),
-            algorithm: self.algorithm.share(of),
+            algorithm: self.algorithm.for_process(of),
             initial: self.initial.map(|units| of.of(units).min(burst)),
             ..*self
         };
         if self.is_concurrent() {
             return Self {
                 units: burst,
-                ..share
+                ..part
             };
         }
-        share.set_rate_of(self, of);
-        share.set_max_debt(self.max_debt.map(|units| of.of(units)));
-        share
+        part.set_rate_of(self, of);
+        part.set_max_debt(self.max_debt.map(|units| of.of(units)));
+        part
     }
 
     /// Sets the rate to the part of that of `whole`.
@@ -122,7 +122,7 @@ mod tests {
         for (burst, instances) in [(1, 4), (2, 4), (5, 4), (200, 7)] {
             let quota = Quota::per_second(100).with_burst(burst);
             let parts = (0..instances).filter_map(|rank| Part::ranked(instances, rank));
-            let parts: Vec<_> = parts.map(|part| quota.share(part)).collect();
+            let parts: Vec<_> = parts.map(|part| quota.for_process(part)).collect();
             assert_eq!(parts.iter().map(Quota::limit).sum::<u32>(), burst);
             let with_units = parts.iter().filter(|part| part.limit() > 0);
             let rate: f64 = with_units
@@ -171,23 +171,23 @@ mod tests {
         #![proptest_config(crate::keeping_regressions())]
 
         #[test]
-        fn a_share_is_valid_and_at_most_its_part(
+        fn a_part_is_valid_and_at_most_the_quota(
             quota in quota(),
             processes in prop_oneof![1..10_u32, 1..=u32::MAX],
         ) {
-            let share = quota.share(n(processes));
+            let share = quota.for_process(n(processes));
             prop_assert_eq!(share.fault(), None, "{:?}", share);
             prop_assert_eq!(share.burst, (quota.burst / processes).max(1));
             prop_assert_eq!(share.soft, quota.soft / processes);
             prop_assert!(share.interval >= quota.interval, "{:?}", share);
             prop_assert!(share.max_debt <= quota.max_debt, "{:?}", share);
-            prop_assert_eq!(quota.share(n(1)), quota);
+            prop_assert_eq!(quota.for_process(n(1)), quota);
         }
     }
 
     #[test]
     fn a_share_divides_the_settings_of_each_algorithm() {
-        let share = |quota: Quota| quota.share(n(4));
+        let share = |quota: Quota| quota.for_process(n(4));
         let gcra = share(
             Quota::per_second(10)
                 .with_burst(9)
@@ -237,13 +237,13 @@ mod tests {
     #[test]
     fn a_share_refills_within_ten_years() {
         let slow = Quota::per_day(1).with_burst(3650);
-        assert_eq!(slow.share(n(10)).interval, 864_000_000_000_000);
+        assert_eq!(slow.for_process(n(10)).interval, 864_000_000_000_000);
         let bucket = slow.with_algorithm(Algorithm::TokenBucket);
         let share = Quota {
             address: bucket.address,
-            ..slow.share(n(10))
+            ..slow.for_process(n(10))
         };
-        assert_eq!(bucket.share(n(10)), share);
-        assert_eq!(slow.share(n(u32::MAX)).interval, MAX_REFILL);
+        assert_eq!(bucket.for_process(n(10)), share);
+        assert_eq!(slow.for_process(n(u32::MAX)).interval, MAX_REFILL);
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn response<B: Default + 'static>(
     if is_json || is_head {
         return special_response(why, status, is_json, is_head);
     }
-    let Some(body) = body(plain(why)) else {
+    let Some(body) = body(plain_text(why)) else {
         return unfilled(status);
     };
     let mut response = Response::new(body);
@@ -85,7 +85,7 @@ fn special_response<B: Default + 'static>(
     let text = if is_json {
         problem(why, status).into()
     } else {
-        plain(why)
+        plain_text(why)
     };
     let length = text.len();
     let Some(body) = body(text) else {
@@ -142,7 +142,7 @@ fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 
 /// Returns the text of a plain-text rejection.
 #[inline]
-fn plain(why: &Rejection<'_>) -> Bytes {
+fn plain_text(why: &Rejection<'_>) -> Bytes {
     // A line feed at the end, as in a text file: the prompt of a shell then starts a line.
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after().map(|wait| wait.as_secs());

@@ -244,7 +244,7 @@ impl<K> ByRoute<K> {
             (None, None) => {
                 let has_grpc = self.routes.iter().any(|routed| routed.route.grpc);
                 if !has_grpc && self.check.matched.record_miss() {
-                    warn_of_place();
+                    warn_of_unmatched();
                 }
             }
         }
@@ -293,7 +293,7 @@ fn warn_of_prefix(route: &Route, matched: &str) {
     );
 }
 
-fn warn_of_place() {
+fn warn_of_unmatched() {
     warn!(
         target: "tower_sluice::lint",
         lint = "route_never_met",

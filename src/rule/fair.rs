@@ -123,7 +123,7 @@ impl Rule<Everyone> {
             "rule {name}: fair_by a key that is never that of one client; use one such as PeerIp or \
              ClientIp"
         );
-        let share = literal(name.part("share"));
+        let share = literal(name.share_name());
         let share = Rule::named(share, key, Quotas::from(&[][..]))
             .on_missing_key(self.on_missing_key)
             .max_key_len(self.max_key_len)
@@ -212,7 +212,7 @@ impl<K> FairRule<K> {
     /// Uses another clock.
     #[cfg(feature = "testing")]
     pub(crate) fn on(self, clock: Clock) -> Self {
-        let places = self.sharers.clients.places();
+        let places = self.sharers.clients.capacity();
         self.with_clients(Clients::new(clock.into(), places))
     }
 
@@ -258,13 +258,13 @@ impl<K: KeyExtractor> FairRule<K> {
             let Some(client) = client.filter(|_| weight > 0) else {
                 return append_charge(&beyond, before, then);
             };
-            let part = self.sharers.clients.part(client, weight);
-            if let Some(places) = part.full {
+            let share = self.sharers.clients.share(client, weight);
+            if let Some(places) = share.full {
                 warn_of_full_table(self.pool.name, places);
             }
             let others = Key::unidentified();
-            let key = if part.is_known { client } else { &others };
-            let quotas = [quota.client_share(part.weight, part.sum, charge.cost)];
+            let key = if share.is_known { client } else { &others };
+            let quotas = [quota.client_share(share.weight, share.sum, charge.cost)];
             // Never report-only: a share that does not fit must lead to the second list.
             let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost);
             append_shared([share, *charge, beyond], before, then);

@@ -84,8 +84,8 @@ struct SeenClient {
     weight: u32,
 }
 
-/// The part of a client that asks: its weight, and the sum of it and of the admitted clients.
-pub(super) struct ClientPart {
+/// The share of a client that asks: its weight, and the sum of it and of the admitted clients.
+pub(super) struct ClientShare {
     pub(super) weight: u32,
     pub(super) sum: u64,
     /// `true` if the client has a share of its own.
@@ -110,8 +110,8 @@ impl Clients {
         }
     }
 
-    /// Returns the part of a client that asks. Asking changes no share of others.
-    pub(super) fn part(&self, key: &Key, weight: u32) -> ClientPart {
+    /// Returns the share of a client that asks. Asking changes no share of others.
+    pub(super) fn share(&self, key: &Key, weight: u32) -> ClientShare {
         let id = self.id(key);
         let mut seen = self.seen_now();
         let place = seen.find(id);
@@ -119,7 +119,7 @@ impl Clients {
         let sum = seen.sum_with(place, weight);
         let is_first = place.is_none() && id.is_some() && !mem::replace(&mut seen.was_full, true);
         let full = is_first.then_some(seen.places.len());
-        ClientPart {
+        ClientShare {
             weight,
             sum,
             is_known: place.is_some(),
@@ -142,7 +142,7 @@ impl Clients {
 
     /// Returns the number of places.
     #[cfg(feature = "testing")]
-    pub(super) fn places(&self) -> usize {
+    pub(super) fn capacity(&self) -> usize {
         self.seen.lock().places.len()
     }
 

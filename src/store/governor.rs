@@ -10,7 +10,8 @@ use governor::{
 };
 
 use super::{
-    Answer, BoxFuture, Charge, Context, Health, Never, Op, Store, Unsupported, nanos, plain_quotas,
+    Answer, BoxFuture, Charge, Context, Health, Never, Op, Store, Unsupported, check_rates_only,
+    nanos,
 };
 use crate::{
     decision::{Decision, Outcome, Snapshot, Source},
@@ -149,7 +150,7 @@ struct Single<'a> {
 
 /// Returns the charge if governor can decide it.
 fn single<'a>(charges: &'a [Charge<'_>]) -> Result<Single<'a>, Unsupported> {
-    plain_quotas(charges)?;
+    check_rates_only(charges)?;
     let [charge] = charges else {
         return Err(unsupported(SEVERAL));
     };

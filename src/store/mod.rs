@@ -96,7 +96,7 @@ pub use self::{
     local::{LocalStore, Stats},
     op::{Op, OwnedOp},
     reservation::{Reservation, ReserveFuture},
-    waiter::{Call, Waiter},
+    waiter::{Waiter, Wake},
     wrappers::{
         breaker::{Breaker, BreakerError, circuit::FailureDomain},
         fallback::{FailClosed, FailOpen, Fallback, LocalShare},
@@ -524,7 +524,7 @@ pub trait Store {
     ///
     /// Fails if a charge is not supported. The error contains the limitation.
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        plain_quotas(charges)
+        check_rates_only(charges)
     }
 
     /// Registers the rules of a layer that have the same quotas for every request, with a charge of
@@ -592,7 +592,7 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
 }
 
 /// Returns an error if a charge needs slots or a calendar, for a store that has neither.
-fn plain_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+fn check_rates_only(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     let mut quotas = charges.iter().flat_map(|charge| charge.quotas);
     if quotas.clone().any(Quota::is_concurrent) {
         return Err(Unsupported::new(

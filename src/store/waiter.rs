@@ -22,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 ///
 /// The [`Context`](super::Context) of a call has the waiter of a request that may wait. A store that
 /// denies the request may then put it into a queue, with [`wait`](Waiter::wait). The request is not
-/// rejected, and calls the store again when it is called.
+/// rejected, and calls the store again when it is woken.
 ///
 /// Clones stand for one request. It leaves its queue when the last clone is dropped. A store that
 /// decides later clones the waiter into its future.
@@ -34,7 +34,7 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// use tower_sluice::{
 ///     Decision, Store,
 ///     decision::Outcome,
-///     store::{Answer, Call, Charge, Context, Never, Op, Unsupported},
+///     store::{Answer, Wake, Charge, Context, Never, Op, Unsupported},
 /// };
 ///
 /// #[derive(Clone, Default)]
@@ -43,20 +43,20 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// #[derive(Default)]
 /// struct State {
 ///     is_held: bool,
-///     /// The requests that wait. A call is `None` once it was made.
-///     waiting: BTreeMap<u64, Option<Call>>,
+///     /// The requests that wait. A wake is `None` once it was made.
+///     waiting: BTreeMap<u64, Option<Wake>>,
 /// }
 ///
 /// impl OneSlot {
-///     /// Changes the state, then calls the first request if the slot is free.
+///     /// Changes the state, then wakes the first request if the slot is free.
 ///     fn change(&self, change: impl FnOnce(&mut State)) {
 ///         let mut state = self.0.lock().unwrap();
 ///         change(&mut state);
 ///         let is_free = !state.is_held;
 ///         let first = state.waiting.values_mut().next().filter(|_| is_free);
-///         let call = first.and_then(Option::take);
+///         let wake = first.and_then(Option::take);
 ///         drop(state);
-///         drop(call); // calls the request, without the lock
+///         drop(wake); // wakes the request, without the lock
 ///     }
 /// }
 ///
@@ -104,7 +104,7 @@ struct WaiterState {
 #[derive(Default)]
 struct Wait {
     place: Option<QueuePlace>,
-    /// The number of places so far, which distinguishes the calls of one from those of another.
+    /// The number of places so far, which distinguishes the wakes of one from those of another.
     places: u64,
     is_released: bool,
     task: Option<Waker>,
@@ -114,8 +114,8 @@ struct Wait {
 pub(crate) struct QueuePlace {
     pub(crate) queue: u64,
     max_wait: Duration,
-    is_called: bool,
-    /// `true` once the request knows of its call. It then asks again.
+    is_woken: bool,
+    /// `true` once the request knows of its wake. It then asks again.
     asks: bool,
     leave: Box<dyn FnOnce() + Send>,
 }
@@ -138,14 +138,14 @@ impl Waiter {
     }
 
     /// Lets a request that is denied wait for at most `max_wait`, counted from its call of the store.
-    /// Returns the [`Call`] that ends the wait.
+    /// Returns the [`Wake`] that ends the wait.
     ///
-    /// Give the [`max_wait`](super::Charge::max_wait) of the charge for which it waits. After its call,
+    /// Give the [`max_wait`](super::Charge::max_wait) of the charge for which it waits. After its wake,
     /// the request asks the store again. It stays in the queue until then, so that no later request
     /// gets its slot.
     ///
     /// `leave` removes the request from the queue. It runs if the time of the request ends, its client
-    /// goes away, or it joins another queue. If the request had been called, `leave` must call the
+    /// goes away, or it joins another queue. If the request had been woken, `leave` must wake the
     /// next one.
     ///
     /// `queue` is a number by which the store distinguishes its queues. If the request is in another
@@ -156,33 +156,33 @@ impl Waiter {
         queue: u64,
         max_wait: Duration,
         leave: impl FnOnce() + Send + 'static,
-    ) -> Call {
+    ) -> Wake {
         self.leave_unless(|other| other == queue);
         let mut wait = self.0.wait.lock();
         wait.places += 1;
         let place = QueuePlace {
             queue,
             max_wait: max_wait.min(LONGEST),
-            is_called: false,
+            is_woken: false,
             asks: false,
             leave: Box::new(leave),
         };
         let left = wait.place.replace(place);
-        let call = Call {
+        let wake = Wake {
             waiter: Arc::downgrade(&self.0),
             place: wait.places,
         };
         drop(wait);
         drop(left);
-        call
+        wake
     }
 
-    /// Returns `true` if the request was called in this queue, and asks again.
+    /// Returns `true` if the request was woken in this queue, and asks again.
     #[cfg_attr(
         not(feature = "redis"),
         expect(dead_code, reason = "for a remote store")
     )]
-    pub(crate) fn is_called(&self, queue: u64) -> bool {
+    pub(crate) fn is_woken(&self, queue: u64) -> bool {
         let wait = self.0.wait.lock();
         wait.place
             .as_ref()
@@ -197,14 +197,14 @@ impl Waiter {
         Some(mem::take(&mut place.max_wait))
     }
 
-    /// Completes once the request is called or released.
-    pub(crate) fn poll_called(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Completes once the request is woken or released.
+    pub(crate) fn poll_woken(&self, cx: &mut Context<'_>) -> Poll<()> {
         let task = cx.waker().clone();
         let mut wait = self.0.wait.lock();
         if wait.is_released {
             return Poll::Ready(());
         }
-        if let Some(place) = wait.place.as_mut().filter(|place| place.is_called) {
+        if let Some(place) = wait.place.as_mut().filter(|place| place.is_woken) {
             place.asks = true;
             return Poll::Ready(());
         }
@@ -215,15 +215,15 @@ impl Waiter {
         Poll::Pending
     }
 
-    /// Completes once the request is called or released, and when the timer ends.
+    /// Completes once the request is woken or released, and when the timer ends.
     pub(crate) fn poll_until(&self, timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.poll_called(cx).is_ready() {
+        if self.poll_woken(cx).is_ready() {
             return Poll::Ready(());
         }
         timer.poll(cx)
     }
 
-    /// Waits until the request is called or released, for at most `time`.
+    /// Waits until the request is woken or released, for at most `time`.
     pub(crate) async fn wait_for(&self, time: Duration) {
         let mut timer = pin!(sleep(time));
         poll_fn(|cx| self.poll_until(timer.as_mut(), cx)).await;
@@ -284,17 +284,17 @@ impl fmt::Debug for Waiter {
     }
 }
 
-/// Call of a request that waits. Made when this value is dropped.
+/// Wake of a request that waits: it then calls the store again. Made when this value is dropped.
 ///
-/// Do not drop a call while a lock is held, because the woken task may run any code.
-#[must_use = "dropping a call ends the wait"]
-pub struct Call {
+/// Do not drop a wake while a lock is held, because the woken task may run any code.
+#[must_use = "dropping a wake ends the wait"]
+pub struct Wake {
     /// A queue must not keep a request that has gone away.
     waiter: Weak<WaiterState>,
     place: u64,
 }
 
-impl Drop for Call {
+impl Drop for Wake {
     fn drop(&mut self) {
         let Some(waiter) = self.waiter.upgrade() else {
             return;
@@ -304,16 +304,16 @@ impl Drop for Call {
         let Some(place) = wait.place.as_mut().filter(|_| is_current) else {
             return;
         };
-        place.is_called = true;
+        place.is_woken = true;
         let task = wait.task.take();
         drop(wait);
         task.into_iter().for_each(Waker::wake);
     }
 }
 
-impl fmt::Debug for Call {
+impl fmt::Debug for Wake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call").finish_non_exhaustive()
+        f.debug_struct("Wake").finish_non_exhaustive()
     }
 }
 
@@ -339,14 +339,14 @@ impl Rank {
 pub(crate) struct SlotQueue {
     /// The limit of the latest request.
     pub(crate) limit: u64,
-    /// Each request needs one slot and its headroom. Its call is `None` once it is called.
-    pub(crate) waiting: BTreeMap<Rank, Option<Call>>,
+    /// Each request needs one slot and its headroom. Its wake is `None` once it is woken.
+    pub(crate) waiting: BTreeMap<Rank, Option<Wake>>,
 }
 
 impl SlotQueue {
-    /// Removes a request, whose headroom may have changed since it joined. Returns its call, to be
+    /// Removes a request, whose headroom may have changed since it joined. Returns its wake, to be
     /// dropped after all locks.
-    pub(crate) fn remove(&mut self, waiter: &Waiter) -> Option<Call> {
+    pub(crate) fn remove(&mut self, waiter: &Waiter) -> Option<Wake> {
         let number = waiter.number();
         let rank = self
             .waiting

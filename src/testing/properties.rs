@@ -393,7 +393,7 @@ async fn undo_refilled<S: Subject>(
 }
 
 /// The time in which a store calls a request, if that takes a server.
-const CALLED: Duration = Duration::from_secs(10);
+const WOKEN_WITHIN: Duration = Duration::from_secs(10);
 
 /// Charges as [`take`] does, for a request that may wait.
 async fn take_or_wait<S: Store>(
@@ -414,14 +414,14 @@ async fn take_or_wait<S: Store>(
     ))
 }
 
-/// Waits until the store has called the request.
-async fn called(waiter: &Waiter, who: &str) -> Result<(), String> {
-    let call = poll_fn(|cx| waiter.poll_called(cx));
-    let called = timeout(CALLED, call).await;
-    called.map_err(|_| format!("{who} was not called within {CALLED:?}"))
+/// Waits until the store has woken the request.
+async fn woken(waiter: &Waiter, who: &str) -> Result<(), String> {
+    let wake = poll_fn(|cx| waiter.poll_woken(cx));
+    let woken = timeout(WOKEN_WITHIN, wake).await;
+    woken.map_err(|_| format!("{who} was not woken within {WOKEN_WITHIN:?}"))
 }
 
-/// Checks that requests which wait for a slot are called: the first when the slot is free, and the next
+/// Checks that requests which wait for a slot are woken: the first when the slot is free, and the next
 /// if the first goes away.
 ///
 /// A store without slots must return an error from [`Store::supports`], and passes this check. It needs a
@@ -429,7 +429,7 @@ async fn called(waiter: &Waiter, who: &str) -> Result<(), String> {
 ///
 /// # Errors
 ///
-/// Fails if a request is not called within ten seconds, or is denied after its call.
+/// Fails if a request is not woken within ten seconds, or is denied after its wake.
 pub async fn waiting<S: Subject>(subject: &mut S) -> Result<(), String> {
     let store = open(subject);
     let key = Key::from("waiting");
@@ -446,11 +446,11 @@ pub async fn waiting<S: Subject>(subject: &mut S) -> Result<(), String> {
     }
     drop(held);
     subject.finish(&store).await;
-    called(&first, "the first request").await?;
+    woken(&first, "the first request").await?;
     // It leaves without asking again.
     drop(first);
     subject.finish(&store).await;
-    called(&second, "the request behind one that left").await?;
+    woken(&second, "the request behind one that left").await?;
     drop(take_or_wait(&store, charge, &second, "allowed").await?);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A set of slots that is charged like the embedded store, by the simplest GCRA.
+//! A set of entries that is charged like the embedded store, by the simplest GCRA.
 
 use std::{slice, sync::Arc};
 
@@ -10,7 +10,7 @@ use super::table::{Located, LockedAccounts, Table};
 /// The time in which one unit returns.
 pub(crate) const T: u64 = 10;
 
-/// Accounts. The lowest bit of an account selects the slot at which its search begins.
+/// Accounts. The lowest bit of an account selects the entry at which its search begins.
 pub(crate) const ALICE: u64 = 2;
 pub(crate) const BOB: u64 = 4;
 pub(crate) const CAROL: u64 = 6;
@@ -23,14 +23,14 @@ pub(crate) const LONG: Instant = 1_000;
 /// The state of an account: the instant at which it is full again.
 pub(crate) type Instant = u64;
 
-/// A charge to the key's own account, or to the account that keys without a slot share.
+/// A charge to the key's own account, or to the account that keys without an entry share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Charged {
     Own(Instant),
     Shared(Instant),
 }
 
-/// An account that is kept in its slot, or beside it.
+/// An account that is kept in its entry, or beside it.
 #[derive(Clone, Debug)]
 pub(crate) enum AccountState {
     Gcra(Instant),
@@ -80,24 +80,24 @@ impl AsMut<Located> for Account<'_> {
 pub(crate) struct Ledger {
     table: Table,
     limit: u64,
-    /// Accounts are kept beside their slots.
+    /// Accounts are kept beside their entries.
     beside: bool,
 }
 
 impl Ledger {
-    /// Creates a set whose accounts hold `limit` units. The first slots have the given debts.
+    /// Creates a set whose accounts hold `limit` units. The first entries have the given debts.
     pub(crate) fn new(limit: u64, debts: &[(u64, Instant)]) -> Self {
         let ledger = Self { table: Table::new(1), limit, beside: false };
         ledger.open(debts);
         ledger
     }
 
-    /// Keeps new accounts beside their slots, if `beside` is `true`.
+    /// Keeps new accounts beside their entries, if `beside` is `true`.
     pub(crate) fn with_accounts_beside(self, beside: bool) -> Self {
         Self { beside, ..self }
     }
 
-    /// Creates two sets whose accounts are kept beside their slots, or in them.
+    /// Creates two sets whose accounts are kept beside their entries, or in them.
     pub(crate) fn wide(limit: u64, beside: bool) -> Self {
         Self { table: Table::new(3), limit, beside }
     }
@@ -179,7 +179,7 @@ impl Ledger {
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
         let to = to.max(locked.now);
-        if account.at.has_slot() {
+        if account.at.has_entry() {
             locked.update(&mut account.at, &Quota, |account| {
                 if let Some(tat) = account.as_mut().map(AccountState::tat) {
                     *tat = to.min(*tat);
@@ -210,12 +210,12 @@ impl Ledger {
         let mut locked = self.table.lock(slice::from_mut(&mut account), 0);
         account
             .at
-            .has_slot()
+            .has_entry()
             .then(|| locked.look(&account.at, |it| it.map(|it| tat(Some(it)))))
             .flatten()
     }
 
-    /// Returns the state of the account that new keys share, as a key without a slot reads it.
+    /// Returns the state of the account that new keys share, as a key without an entry reads it.
     pub(crate) fn look_shared(&self, now: Instant) -> Instant {
         let mut account = account(CAROL + 2);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);

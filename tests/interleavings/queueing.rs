@@ -1,4 +1,4 @@
-//! A request that waits for a slot is called, in every order of frees, departures and polls.
+//! A request that waits for a slot is woken, in every order of frees, departures and polls.
 
 use std::{
     iter,
@@ -46,7 +46,7 @@ impl Slots {
 
     fn poll(waiter: &Waiter, wakes: &Arc<Wakes>) -> bool {
         let waker = Waker::from(wakes.clone());
-        waiter.poll_called(&mut Context::from_waker(&waker)) == Poll::Ready(())
+        waiter.poll_woken(&mut Context::from_waker(&waker)) == Poll::Ready(())
     }
 
     fn free(&self, epoch: u64) {
@@ -62,18 +62,18 @@ fn held_once() -> (Arc<Slots>, u64) {
 }
 
 #[test]
-fn a_freed_slot_calls_a_request_that_is_about_to_wait() {
+fn a_freed_slot_wakes_a_request_that_is_about_to_wait() {
     every_order(|| {
         let (slots, epoch) = held_once();
         let frees = slots.clone();
         let freeing = thread::spawn(move || frees.free(epoch));
         let (wakes, waiter) = (Arc::new(Wakes::default()), Waiter::new());
         let taken = slots.ask(&waiter);
-        assert!(taken.is_some() || waiter.take_max_wait().is_some(), "it waits, even if called");
-        let called = taken.is_none() && Slots::poll(&waiter, &wakes);
+        assert!(taken.is_some() || waiter.take_max_wait().is_some(), "it waits, even if woken");
+        let is_woken = taken.is_none() && Slots::poll(&waiter, &wakes);
         freeing.join().expect("no panic");
         let woken = wakes.0.load(Ordering::Acquire) > 0;
-        assert!(taken.is_some() || called || woken, "the wakeup is lost");
+        assert!(taken.is_some() || is_woken || woken, "the wakeup is lost");
         let taken = taken.or_else(|| slots.ask(&waiter)).expect("the slot is free");
         drop(waiter);
         slots.free(taken);
@@ -82,7 +82,7 @@ fn a_freed_slot_calls_a_request_that_is_about_to_wait() {
 }
 
 #[test]
-fn a_called_request_that_leaves_calls_the_next() {
+fn a_woken_request_that_leaves_wakes_the_next() {
     every_order(|| {
         let (slots, epoch) = held_once();
         let wakes = Arc::new(Wakes::default());
@@ -91,10 +91,10 @@ fn a_called_request_that_leaves_calls_the_next() {
         let frees = slots.clone();
         let freeing = thread::spawn(move || frees.free(epoch));
         let leaving = thread::spawn(move || drop(first));
-        let called = Slots::poll(&second, &wakes);
+        let is_woken = Slots::poll(&second, &wakes);
         freeing.join().expect("no panic");
         leaving.join().expect("no panic");
-        assert!(called || wakes.0.load(Ordering::Acquire) == 1, "the wakeup is lost");
+        assert!(is_woken || wakes.0.load(Ordering::Acquire) == 1, "the wakeup is lost");
         let taken = slots.ask(&second).expect("the slot is free");
         slots.free(taken);
         assert_eq!(slots.0.counts(), (0, 0));

@@ -97,7 +97,7 @@ fn service(name: &str, store: &Wrapped, limit: u32, max_wait: Duration) -> Servi
 type Sender = (usize, bool);
 
 /// The end of the patience of a client: after a number of times that its request is woken, and a time. A
-/// request is woken when it is called for a free slot, and then makes a call.
+/// request is woken for a free slot, and then makes a call.
 #[derive(Clone, Copy)]
 struct Patience {
     wakes: u64,
@@ -370,7 +370,7 @@ async fn compete(world: &World, mut random: Random, when: &str) {
 }
 
 /// Sends requests of one process only, for slots that are held long. Each freed slot is taken at once,
-/// also if a request leaves when it is called or during its call.
+/// also if a request leaves when it is woken or during its call.
 async fn check_alone(world: &World, mut random: Random, when: &str) {
     let (limit, story) = (u32::try_from(random.within(1..4)).expect("few"), &world.story);
     let name = format!("alone_{}", &when[..when.find(' ').unwrap_or(0)]);

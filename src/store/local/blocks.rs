@@ -10,12 +10,12 @@ use std::sync::{
 
 use super::{table::Table, warnings::OverflowWarning};
 
-/// The number of account slots per block slot.
-const SLOTS_PER_BLOCK: usize = 8;
+/// The number of account entries per block entry.
+const ENTRIES_PER_BLOCK: usize = 8;
 
 /// The blocked keys of a store.
 pub(super) struct Blocks {
-    slots: usize,
+    entries: usize,
     /// Allocated by the first block.
     table: OnceLock<Table>,
     /// The instant at which the last block ends.
@@ -24,10 +24,10 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Creates blocks for a store with this number of account slots.
-    pub(super) fn new(account_slots: usize) -> Self {
+    /// Creates blocks for a store with this number of account entries.
+    pub(super) fn new(account_entries: usize) -> Self {
         Self {
-            slots: account_slots / SLOTS_PER_BLOCK,
+            entries: account_entries / ENTRIES_PER_BLOCK,
             table: OnceLock::new(),
             until: AtomicU64::new(0),
             warning: OverflowWarning::default(),
@@ -47,12 +47,12 @@ impl Blocks {
 
     /// Blocks a key until `until`. Returns `false` if there is no room.
     pub(super) fn add(&self, key: u64, now: u64, until: u64) -> bool {
-        let table = self.table.get_or_init(|| Table::new(self.slots));
+        let table = self.table.get_or_init(|| Table::new(self.entries));
         let is_kept = table.keep(key, now, until);
         if is_kept {
             self.until.fetch_max(until, Release);
         } else {
-            self.warning.record_block(now, self.slots);
+            self.warning.record_block(now, self.entries);
         }
         is_kept
     }

@@ -128,7 +128,7 @@ fn adjust(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>, units: i64
     let quota = account.quota;
     let now = locked.now;
     let opens = quota.initial().is_some() && account.at.has_room();
-    if units == 0 || units < 0 && !account.at.has_slot() && !opens {
+    if units == 0 || units < 0 && !account.at.has_entry() && !opens {
         // A new account is full, and a shared one has the charges of other keys.
         return Adjusted {
             snapshot: snapshot(account, locked),

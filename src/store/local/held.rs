@@ -3,7 +3,7 @@
 //! A key without held slots has no entry, except the last one of each shard, so the memory is bounded
 //! by the requests that run. No clock is read when slots are taken or freed.
 //!
-//! Each key has a queue. A request that waits is called when it is the first and its slots are
+//! Each key has a queue. A request that waits is woken when it is the first and its slots are
 //! probably free. It stays in the queue until it asks again, so that no later request gets its
 //! slots.
 
@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::store::{
     sync::{Mutex, MutexGuard, OnceLock},
-    waiter::{Call, QueuePlace, Rank, SlotQueue, Waiter},
+    waiter::{QueuePlace, Rank, SlotQueue, Waiter, Wake},
 };
 
 /// The maximum number of shards.
@@ -87,7 +87,7 @@ impl HeldSlots {
             waiter,
             shards: SmallVec::new(),
             full: false,
-            called: Vec::new(),
+            woken: Vec::new(),
             left: None,
         };
         let indexes = ids.clone().map(|id| self.index(id));
@@ -104,8 +104,8 @@ impl HeldSlots {
 
     /// Sets the held slots of an account to 0.
     pub(super) fn reset(&self, id: u64) {
-        let called = self.shard(id).lock().reset(id);
-        drop(called);
+        let woken = self.shard(id).lock().reset(id);
+        drop(woken);
     }
 
     /// Returns the numbers of keys with held slots and of held slots.
@@ -133,7 +133,7 @@ pub(super) struct LockedSlots<'a> {
     shards: SmallVec<[(usize, MutexGuard<'a, HeldKeys>); 2]>,
     /// `true` if there was no room for a new account.
     pub(super) full: bool,
-    called: Vec<Call>,
+    woken: Vec<Wake>,
     /// The place that the request has left.
     left: Option<QueuePlace>,
 }
@@ -149,15 +149,15 @@ impl<'a> LockedSlots<'a> {
             .map(|(_, keys)| &mut **keys)
     }
 
-    /// Removes the request from its queue. Its place and its call are dropped after the locks.
+    /// Removes the request from its queue. Its place and its wake are dropped after the locks.
     fn leave_queue(&mut self, waiter: &Waiter) {
         self.left = waiter.take_place(|_| true);
         let Some(id) = self.left.as_ref().map(|place| place.queue) else {
             return;
         };
         let keys = self.get(id);
-        let call = keys.and_then(|keys| keys.leave(id, |queue| queue.remove(waiter)));
-        self.called.extend(call);
+        let wake = keys.and_then(|keys| keys.leave(id, |queue| queue.remove(waiter)));
+        self.woken.extend(wake);
     }
 
     /// Adds the request to the queue of an account. It must have a waiter.
@@ -168,40 +168,40 @@ impl<'a> LockedSlots<'a> {
             return;
         };
         let rank = Rank::new(Some(waiter), headroom);
-        let call = waiter.wait(id, Duration::from_nanos(max_wait), move || {
+        let wake = waiter.wait(id, Duration::from_nanos(max_wait), move || {
             leave(&shard, id, rank);
         });
         let queue = entry.queue.get_or_insert_default();
         queue.limit = limit;
-        let _ = queue.waiting.insert(rank, Some(call));
+        let _ = queue.waiting.insert(rank, Some(wake));
     }
 
-    /// Calls the next request that waits for slots of an account, if it fits under `limit`.
-    pub(super) fn call_next(&mut self, id: u64, limit: u64) {
-        let called = self.get(id).and_then(|keys| {
+    /// Wakes the next request that waits for slots of an account, if it fits under `limit`.
+    pub(super) fn wake_next(&mut self, id: u64, limit: u64) {
+        let woken = self.get(id).and_then(|keys| {
             let entry = keys.entries.get_mut(&id)?;
             entry.queue.as_mut()?.limit = limit;
-            entry.call_next()
+            entry.wake_next()
         });
-        self.called.extend(called);
+        self.woken.extend(woken);
     }
 }
 
-/// Removes a request from the queue of an account. The next request may then be called.
+/// Removes a request from the queue of an account. The next request may then be woken.
 fn leave(shard: &Shard, id: u64, rank: Rank) {
     let mut keys = shard.lock();
     let left = keys.leave(id, |queue| queue.waiting.remove(&rank).flatten());
-    let called = keys.entries.get_mut(&id).and_then(HeldEntry::call_next);
+    let woken = keys.entries.get_mut(&id).and_then(HeldEntry::wake_next);
     drop(keys);
-    drop((left, called));
+    drop((left, woken));
 }
 
 /// Frees slots, unless the account was reset since `epoch`.
 #[inline]
 pub(super) fn free(shard: &Shard, id: u64, epoch: u64, units: u64) {
     // A waker may run any code, so the lock is released first.
-    let called = shard.lock().free(id, epoch, units);
-    drop(called);
+    let woken = shard.lock().free(id, epoch, units);
+    drop(woken);
 }
 
 /// The keys of a shard.
@@ -295,13 +295,13 @@ impl HeldEntry {
         }
     }
 
-    /// Returns the call for the first request that waits, if it fits.
+    /// Returns the wake for the first request that waits, if it fits.
     #[inline]
-    fn call_next(&mut self) -> Option<Call> {
+    fn wake_next(&mut self) -> Option<Wake> {
         let queue = self.queue.as_mut()?;
         let mut first = queue.waiting.first_entry()?;
         let headroom = first.key().headroom.into();
-        // With no slot held, the limit may be too low, and nothing else would call it.
+        // With no slot held, the limit may be too low, and nothing else would wake it.
         let fits = self.held == 0 || self.held.saturating_add(headroom) < queue.limit;
         if fits { first.get_mut().take() } else { None }
     }
@@ -383,40 +383,40 @@ impl HeldKeys {
         entry.epoch
     }
 
-    /// Frees slots. Returns the call for the next request that waits, if it fits.
+    /// Frees slots. Returns the wake for the next request that waits, if it fits.
     #[inline]
-    fn free(&mut self, id: u64, epoch: u64, units: u64) -> Option<Call> {
+    fn free(&mut self, id: u64, epoch: u64, units: u64) -> Option<Wake> {
         let entry = self.entries.get_mut(&id)?;
         if entry.epoch != epoch {
             return None;
         }
         entry.free(units);
-        let called = entry.call_next();
+        let woken = entry.wake_next();
         if entry.is_unused() {
             entry.exhaustion = None;
             self.keep(id);
         }
-        called
+        woken
     }
 
     /// Sets the held slots to 0. The slots that are still held are then not counted.
-    fn reset(&mut self, id: u64) -> Option<Call> {
+    fn reset(&mut self, id: u64) -> Option<Wake> {
         let entry = self.entries.get_mut(&id)?;
         self.epoch += 1;
         (entry.held, entry.epoch, entry.exhaustion) = (0, self.epoch, None);
-        let called = entry.call_next();
+        let woken = entry.wake_next();
         if entry.is_unused() {
             self.keep(id);
         }
-        called
+        woken
     }
 
     /// Removes a request from the queue of the account, by `remove`.
     fn leave(
         &mut self,
         id: u64,
-        remove: impl FnOnce(&mut SlotQueue) -> Option<Call>,
-    ) -> Option<Call> {
+        remove: impl FnOnce(&mut SlotQueue) -> Option<Wake>,
+    ) -> Option<Wake> {
         let entry = self.entries.get_mut(&id)?;
         let left = remove(entry.queue.as_mut()?);
         entry.queue.take_if(|queue| queue.waiting.is_empty());

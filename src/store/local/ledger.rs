@@ -10,7 +10,7 @@ use std::{
 use foldhash::quality::SeedableRandomState;
 
 use super::{
-    Clock, SLOTS_PER_KEY, Stats,
+    Clock, ENTRIES_PER_KEY, Stats,
     accounts::{Account, Accounts, Evaluated, quota_id, report},
     blocks::Blocks,
     held::HeldSlots,
@@ -43,12 +43,12 @@ pub(super) struct Ledger {
 impl Ledger {
     #[track_caller]
     pub(super) fn new(clock: Clock, keys: usize) -> Self {
-        let table = Table::new(keys.saturating_mul(SLOTS_PER_KEY));
+        let table = Table::new(keys.saturating_mul(ENTRIES_PER_KEY));
         Self {
             rebuilds: RebuildDetector::new(clock.clone()),
             clock,
             seed: random_state(),
-            blocks: Blocks::new(table.slots()),
+            blocks: Blocks::new(table.capacity()),
             table,
             held: HeldSlots::new(keys),
             warning: OverflowWarning::default(),
@@ -60,11 +60,11 @@ impl Ledger {
     pub(super) fn stats(&self) -> Stats {
         let now = self.clock.now();
         let (holding, held) = self.held.counts();
-        let slots = self.table.slots();
+        let entries = self.table.capacity();
         let active = self.table.active(now);
-        self.almost_full.record_use(now, active, slots);
+        self.almost_full.record_use(now, active, entries);
         Stats {
-            slots,
+            entries,
             active,
             overflowed: self.warning.count(),
             blocked: self.blocks.count(now),
@@ -109,7 +109,7 @@ impl Ledger {
         then(self.take_several(charges, context, now))
     }
 
-    /// Charges `N` plain quotas, which are those of `charges` and whose accounts have slots in the table.
+    /// Charges `N` plain quotas, which are those of `charges` and whose accounts have entries in the table.
     ///
     /// Returns `None` for other accounts, and for a denial that a later reading of the clock may
     /// change.
@@ -249,7 +249,7 @@ impl Ledger {
     /// Counts a decision about a shared account, and logs the first one.
     #[cold]
     pub(super) fn record_overflow(&self, now: u64) {
-        self.warning.record(now, self.table.slots());
+        self.warning.record(now, self.table.capacity());
     }
 }
 
@@ -407,10 +407,10 @@ mod tests {
         assert!(size_of::<[Option<AccountState>; 16]>() <= 768);
     }
 
-    /// Two clients return every 2 s, and each time a new key takes a slot in between. All slots of
+    /// Two clients return every 2 s, and each time a new key takes an entry in between. All entries of
     /// their set have expired by then.
     #[test]
-    fn clients_that_return_keep_their_slots() {
+    fn clients_that_return_keep_their_entries() {
         for algorithm in EXAMPLES
             .into_iter()
             .filter(|algorithm| !algorithm.is_paced())
@@ -434,7 +434,7 @@ mod tests {
                     "{algorithm:?}"
                 );
             };
-            let has_slot = |key: u32| {
+            let has_entry = |key: u32| {
                 let key = Key::from(key);
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
                 let id = quota_id(ledger.key_id(&charge), quotas[0].address());
@@ -450,7 +450,7 @@ mod tests {
                 mock.increment(2 * SECOND);
                 take(new);
                 for client in clients {
-                    assert!(has_slot(client), "{algorithm:?}: lost to key {new}");
+                    assert!(has_entry(client), "{algorithm:?}: lost to key {new}");
                     take(client);
                 }
             }

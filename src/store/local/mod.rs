@@ -24,9 +24,9 @@ use super::{
 };
 use crate::{decision::Decision, observe::set_keys};
 
-/// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
-/// no free slot in a store at capacity.
-const SLOTS_PER_KEY: usize = 2;
+/// The number of entries per key of the capacity. With two entries per key, about 1 % of new keys find
+/// no free entry in a store at capacity.
+const ENTRIES_PER_KEY: usize = 2;
 
 /// Embedded store that keeps accounts in the memory of the process.
 ///
@@ -43,7 +43,7 @@ const SLOTS_PER_KEY: usize = 2;
 ///
 /// # Capacity
 ///
-/// A key in debt needs one slot per quota of its rule. The capacity that a service needs is
+/// A key in debt needs one entry per quota of its rule. The capacity that a service needs is
 ///
 /// *new keys per second · seconds until a key's quota is full again · quotas of the rule*.
 ///
@@ -70,12 +70,12 @@ const SLOTS_PER_KEY: usize = 2;
 /// | 300 000 (the formula) | 9.6 MB | 0 | 0.9 % |
 /// | 400 000 | 13 MB | 0 | 0 |
 ///
-/// The table of accounts is divided into sets of 16 slots. A new key needs a free slot in its own
+/// The table of accounts is divided into sets of 16 entries. A new key needs a free entry in its own
 /// set, so a few new keys share an account before the store is full. The next table shows the
 /// effect on 20 000 new keys with one unit each, in a store for a million keys
 /// (the same file):
 ///
-/// | keys in debt, as a share of the capacity | new keys without a slot | new keys denied early |
+/// | keys in debt, as a share of the capacity | new keys without an entry | new keys denied early |
 /// |---|---|---|
 /// | 50 % | 0.01 % | 0 |
 /// | 80 % | 0.09 % | 0.04 % |
@@ -88,7 +88,7 @@ const SLOTS_PER_KEY: usize = 2;
 ///
 /// # Memory of other algorithms
 ///
-/// An account of GCRA without [`initial`](crate::Quota::with_initial) units is one instant in its slot.
+/// An account of GCRA without [`initial`](crate::Quota::with_initial) units is one instant in its entry.
 /// Other accounts also need a state, in these sizes:
 ///
 /// - 96 bytes for each key of the capacity, if all accounts have a state. The first state in a
@@ -141,11 +141,11 @@ pub struct LocalStore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Slots in the table, about two per key of the capacity.
-    pub slots: usize,
+    /// Entries in the table, about two per key of the capacity.
+    pub entries: usize,
     /// Accounts that are not full. Such accounts cannot be dropped.
     pub active: usize,
-    /// Decisions about shared accounts, which new keys use if no slot is free.
+    /// Decisions about shared accounts, which new keys use if no entry is free.
     ///
     /// If the number is above 0, the capacity was too small.
     pub overflowed: u64,
@@ -186,11 +186,11 @@ impl LocalStore {
     /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.capacity`.
     ///
     /// The gauges need feature `metrics`. A warning is logged if at least 80 % of the capacity is
-    /// used. Each call reads every slot, so call this method at intervals, not per request.
+    /// used. Each call reads every entry, so call this method at intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.ledger.stats();
-        set_keys(stats.active, stats.slots);
+        set_keys(stats.active, stats.entries);
         stats
     }
 }
@@ -245,7 +245,7 @@ impl Store for LocalStore {
         let store = self.clone();
         Box::pin(async move {
             let stats = store.stats();
-            let mut detail = format!("{} of {} accounts in use", stats.active, stats.slots);
+            let mut detail = format!("{} of {} accounts in use", stats.active, stats.entries);
             if stats.overflowed > 0 {
                 let over = stats.overflowed;
                 detail +=

@@ -78,7 +78,7 @@ pub(super) fn hold(
     decision.hold(hold_of(shard, id, epoch, account.quota, cost));
     if slots.waiter.is_some() {
         // A raised limit may have room for the next request as well.
-        slots.call_next(id, account.quota.raised_limit());
+        slots.wake_next(id, account.quota.raised_limit());
     }
 }
 
@@ -146,7 +146,7 @@ pub(super) fn join_queue(accounts: &[Account<'_>], slots: &mut LockedSlots<'_>) 
     for account in accounts {
         if account.evaluation.snapshot.held().is_some() {
             // A raised limit may have room for a request that waits.
-            slots.call_next(account.at.id, account.quota.raised_limit());
+            slots.wake_next(account.at.id, account.quota.raised_limit());
         }
     }
 }

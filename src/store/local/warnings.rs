@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Clock, SLOTS_PER_KEY};
+use super::{Clock, ENTRIES_PER_KEY};
 use crate::{
     log::warn,
     observe::{block_denied, overflowed},
@@ -25,7 +25,7 @@ const REBUILDS: u32 = 32;
 /// The short-lived stores that were dropped, by the line of code that created them.
 static DROPPED: Mutex<BTreeMap<&Location<'_>, Dropped>> = Mutex::new(BTreeMap::new());
 
-/// Counts decisions and blocks for which the store has no free slot, and logs the first of them.
+/// Counts decisions and blocks for which the store has no free entry, and logs the first of them.
 #[derive(Debug, Default)]
 pub(super) struct OverflowWarning {
     /// The instant of the last overflow, accurate to a second. Zero before the first overflow.
@@ -41,10 +41,10 @@ impl OverflowWarning {
     /// Records a decision on an account that several keys share.
     ///
     /// The caller must hold no lock, because a log subscriber may run any code.
-    pub(super) fn record(&self, now: u64, slots: usize) {
+    pub(super) fn record(&self, now: u64, entries: usize) {
         overflowed();
         if self.is_first(now) {
-            let keys = slots / SLOTS_PER_KEY;
+            let keys = entries / ENTRIES_PER_KEY;
             warn!(
                 "the local store has no room for a new key: new keys share accounts, and may be \
                  denied early; raise LocalStore::with_capacity({keys}) to the new keys per second, \
@@ -54,8 +54,8 @@ impl OverflowWarning {
     }
 
     /// Logs that the store is almost full, once until it was not for a minute.
-    pub(super) fn record_use(&self, now: u64, active: usize, slots: usize) {
-        let keys = slots / SLOTS_PER_KEY;
+    pub(super) fn record_use(&self, now: u64, active: usize, entries: usize) {
+        let keys = entries / ENTRIES_PER_KEY;
         if active * 5 >= keys * 4 && self.is_first(now) {
             warn!(
                 "the local store is almost full: {active} keys are in debt, and its capacity is \
@@ -65,11 +65,11 @@ impl OverflowWarning {
     }
 
     /// Records a block that could not be stored. The caller must hold no lock.
-    pub(super) fn record_block(&self, now: u64, slots: usize) {
+    pub(super) fn record_block(&self, now: u64, entries: usize) {
         block_denied();
         if self.is_first(now) {
             warn!(
-                "the local store has no room for another block ({slots} slots): the key is not \
+                "the local store has no room for another block ({entries} entries): the key is not \
                  blocked; unblock other keys, or raise LocalStore::with_capacity"
             );
         }

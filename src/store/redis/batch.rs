@@ -86,7 +86,7 @@ impl Batch {
         }
     }
 
-    /// Returns the share of a group of requests in the time of a batch.
+    /// Returns the size that a group of equal requests adds to a batch.
     fn size_of(&self, request: &Request) -> usize {
         if self.kind == RequestKind::Plain {
             request.accounts.len().div_ceil(SMALL)
@@ -210,11 +210,11 @@ impl<'a> KeyList<'a> {
 #[derive(Default)]
 struct PlanList<'a> {
     bytes: Vec<Vec<u8>>,
-    shared: Vec<SharedPlan<'a>>,
+    shared: Vec<BatchPlan<'a>>,
 }
 
 /// A plan of plain accounts.
-struct SharedPlan<'a> {
+struct BatchPlan<'a> {
     account: &'a AccountRequest,
     number: usize,
 }
@@ -234,7 +234,7 @@ impl<'a> PlanList<'a> {
             }
         }
         let number = self.add(account.plan(0, |_, _| Some(Change::Charge), |_| None, |_| 0));
-        self.shared.push(SharedPlan { account, number });
+        self.shared.push(BatchPlan { account, number });
         number
     }
 }

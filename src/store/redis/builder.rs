@@ -97,7 +97,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisBuilder<C> {
         self.with(|settings| settings.addresses.readable = true)
     }
 
-    /// Puts all accounts of a key into one slot of a cluster, for all rules.
+    /// Puts all accounts of a key into one hash slot of a cluster, for all rules.
     ///
     /// The hash tag of an account is then the hash of its key, without the rule. If all rules of a
     /// request have the same key, such as the user, the request is one call, and no charge has to

@@ -5,7 +5,7 @@
 //! fit into a batch, calls the server and answers them. At its end, the next task starts. Further tasks
 //! start while fewer than [`MAX_CALLS`] calls are in flight, or [`INTERVAL`] after the last one.
 //!
-//! On a cluster, only decisions whose accounts are in one slot can share a call.
+//! On a cluster, only decisions whose accounts are in one hash slot can share a call.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -43,9 +43,9 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// The longest wait for a call. The server is judged long before, so the runtime of the call is blocked.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// The queues of a store: for each slot of a cluster, one for each [kind](RequestKind) of requests.
+/// The queues of a store: for each hash slot of a cluster, one for each [kind](RequestKind) of requests.
 ///
-/// A call cannot have accounts of different slots.
+/// A call cannot have accounts of different hash slots.
 pub(crate) struct Queues(Box<[OnceLock<[Arc<CallQueue>; 3]>]>);
 
 impl Queues {
@@ -53,9 +53,9 @@ impl Queues {
         Self((0..count).map(|_| OnceLock::new()).collect())
     }
 
-    /// Returns the queue of the slot.
-    pub(super) fn get(&self, slot: u16, kind: RequestKind) -> &Arc<CallQueue> {
-        let queues = self.0[usize::from(slot)].get_or_init(|| {
+    /// Returns the queue of the hash slot.
+    pub(super) fn get(&self, hash_slot: u16, kind: RequestKind) -> &Arc<CallQueue> {
+        let queues = self.0[usize::from(hash_slot)].get_or_init(|| {
             let kinds = [RequestKind::Plain, RequestKind::Slots, RequestKind::Other];
             kinds.map(|kind| {
                 Arc::new(CallQueue {
@@ -300,7 +300,7 @@ impl CallQueueState {
 
 /// Returns `true` for an error of a batch whose requests may be allowed one by one. The server has
 /// rejected the whole batch and charged nothing. If it has no memory, denials still need none. While a
-/// slot moves, an account may be on either server.
+/// hash slot moves, an account may be on either server.
 fn rejects_batches(kind: RedisErrorKind) -> bool {
     matches!(kind, RedisErrorKind::Memory | RedisErrorKind::Cluster)
 }
@@ -311,15 +311,15 @@ fn is_recent(started: &Instant, now: Instant) -> bool {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Charges `request`, whose accounts are in one slot, in its own call or in a batch.
+    /// Charges `request`, whose accounts are in one hash slot, in its own call or in a batch.
     pub(crate) async fn take_queued(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
         if !self.settings.coalesces {
             return Box::pin(self.execute(request, ScriptOp::Take)).await;
         }
         let sharded = self.settings.sharded;
         let first = request.accounts.first();
-        let slot = first.map_or(0, |account| account.slot(sharded));
-        let queue = self.settings.queues.get(slot, request.kind());
+        let hash_slot = first.map_or(0, |account| account.hash_slot(sharded));
+        let queue = self.settings.queues.get(hash_slot, request.kind());
         if let Some(started) = queue.start_alone(request) {
             let _call = QueuedCall {
                 store: self.clone(),

@@ -44,10 +44,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     fn server_state(&self, request: &Request, limit: Duration) -> ServerState {
-        let slots = request.accounts.iter().map(|account| account.slot(true));
+        let hash_slots = request
+            .accounts
+            .iter()
+            .map(|account| account.hash_slot(true));
         match (self.link(), self.cluster_link()) {
             (Some(link), _) => link.server_state(limit),
-            (None, Some(cluster)) => cluster.server_state(slots, limit),
+            (None, Some(cluster)) => cluster.server_state(hash_slots, limit),
             (None, None) => ServerState::Unknown,
         }
     }
@@ -102,7 +105,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn undo_late(self, judged: JudgedCall, call: Deciding) {
         match call.await {
             Ok(late) if judged.op.takes() && late.is_allowed() => {
-                self.undo_parts(&judged.request, &late, None);
+                self.undo_in_background(&judged.request, &late, None);
             }
             _ => {}
         }

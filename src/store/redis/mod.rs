@@ -35,7 +35,7 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use self::{
-    cluster::SLOTS,
+    cluster::HASH_SLOTS,
     driver::Queues,
     judge::Deciding,
     protocol::{MAX_COST, Request, ScriptOp, addresses::Addresses, script::Scripts},
@@ -74,7 +74,7 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// Otherwise, it joins the next batch, which is sent at once, unless sixteen calls or two equal ones
 /// are in flight. The batch is then sent when one of them is answered, or 5 ms after the last one was
 /// sent. A burst of one key therefore waits for two calls, and on a slow link, no request waits for more
-/// than 5 ms before its own call. On a cluster, each slot has its own batches. See
+/// than 5 ms before its own call. On a cluster, each hash slot has its own batches. See
 /// [`coalesce`](RedisBuilder::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
@@ -185,7 +185,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             sharded,
             coalesces: true,
             rules: Arc::default(),
-            queues: Arc::new(Queues::new(if sharded { SLOTS } else { 1 })),
+            queues: Arc::new(Queues::new(if sharded { HASH_SLOTS } else { 1 })),
             slots: Arc::new(Slots::new(SLOT_TTL, None)),
             test_clock: None,
             process_clock: None,
@@ -270,7 +270,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
-        settings.queues = Arc::new(Queues::new(if settings.sharded { SLOTS } else { 1 }));
+        settings.queues = Arc::new(Queues::new(if settings.sharded { HASH_SLOTS } else { 1 }));
         settings
     }
 
@@ -291,13 +291,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     async fn decide(self, request: Arc<Request>) -> Result<Decision, RedisError> {
         let reply = self.take_queued(&request).await;
-        // While a slot moves, its accounts may be on two servers.
+        // While a hash slot moves, its accounts may be on two servers.
         let is_moving = reply
             .as_ref()
             .is_err_and(|error| error.kind() == RedisErrorKind::Cluster);
         if is_moving && request.accounts.len() > 1 {
-            let parts = request.by_account();
-            return Box::pin(self.take_parts(request, parts)).await;
+            let subrequests = request.by_account();
+            return Box::pin(self.take_subrequests(request, subrequests)).await;
         }
         reply?.into_decision(&request)
     }
@@ -331,13 +331,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
         let store = self.clone();
         if !op.takes() {
-            return Answer::Later(Box::pin(store.peek_parts(request)));
+            return Answer::Later(Box::pin(store.peek_subrequests(request)));
         }
         if !request.quotas().any(Quota::is_concurrent) {
             return Answer::Later(store.take_all(request));
         }
         let slots = &self.settings.slots;
-        if let Some(denial) = slots.queue(&request, charges, waiter) {
+        if let Some(denial) = slots.deny_behind_others(&request, charges, waiter) {
             drop(self.start_renewing());
             return Answer::Now(Ok(denial));
         }
@@ -349,9 +349,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     /// Charges all accounts of a request, or none.
     fn take_all(self, request: Arc<Request>) -> Deciding {
         if self.settings.sharded && request.accounts.len() > 1 {
-            let parts = request.split(true);
-            if parts.len() > 1 {
-                return Box::pin(self.take_parts(request, parts));
+            let subrequests = request.split(true);
+            if subrequests.len() > 1 {
+                return Box::pin(self.take_subrequests(request, subrequests));
             }
         }
         Box::pin(self.decide(request))
@@ -440,7 +440,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for RedisStore<C> 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
             let request = self.request(charges);
-            self.undo_parts(&request, &taken.on(Charge::quota_ids(charges)), units);
+            self.undo_in_background(&request, &taken.on(Charge::quota_ids(charges)), units);
         }
     }
 

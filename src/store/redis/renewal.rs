@@ -17,7 +17,7 @@ use tokio::time::{interval, sleep};
 
 use super::{
     RedisStore,
-    cluster::slot,
+    cluster::hash_slot,
     connection::runtime,
     error::{RedisError, code},
     protocol::{EncodedPlan, RequestSlots, script::ScriptKind},
@@ -142,7 +142,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut skipped = 0;
         for slots in found {
             let cluster = self.cluster_link();
-            let server = cluster.and_then(|link| link.server(slot(slots.set.as_bytes())));
+            let server = cluster.and_then(|link| link.server(hash_slot(slots.set.as_bytes())));
             if passes.servers.contains(&server) {
                 skipped += 1;
             } else {
@@ -196,17 +196,17 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         change: SlotChange,
         mut found: Vec<RequestSlots>,
     ) -> Result<(), RedisError> {
-        // Only renewals are scripts, whose keys must be in one slot of a cluster.
+        // Only renewals are scripts, whose keys must be in one hash slot of a cluster.
         let splits = self.settings.sharded && change == SlotChange::Renew;
-        let hash_slot = |slots: &RequestSlots| {
+        let hash_slot_of = |slots: &RequestSlots| {
             if splits {
-                slot(slots.set.as_bytes())
+                hash_slot(slots.set.as_bytes())
             } else {
                 0
             }
         };
-        found.sort_by_cached_key(|slots| (hash_slot(slots), slots.clone()));
-        let shards = found.chunk_by(|one, other| hash_slot(one) == hash_slot(other));
+        found.sort_by_cached_key(|slots| (hash_slot_of(slots), slots.clone()));
+        let shards = found.chunk_by(|one, other| hash_slot_of(one) == hash_slot_of(other));
         let calls: Vec<_> = shards
             .flat_map(|shard| calls(shard, change.max()))
             .collect();
@@ -316,7 +316,7 @@ impl Drop for TaskEnd {
     fn drop(&mut self) {
         if !self.is_idle {
             self.slots.state().task = None;
-            self.slots.call_all();
+            self.slots.wake_all();
         }
     }
 }

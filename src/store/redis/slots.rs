@@ -34,7 +34,7 @@ use crate::{
     decision::{FreeSlots, Hold},
     log::warn,
     name::RuleName,
-    store::{Call, nanos, subtract},
+    store::{Wake, nanos, subtract},
 };
 
 /// The maximum number of slots that a call frees.
@@ -56,15 +56,15 @@ pub(crate) struct Slots {
     seed: RandomState,
     /// Wakes the task, to free slots.
     pub(super) wake_to_free: Notify,
-    /// Wakes the task, to call requests that wait.
-    pub(super) wake_to_call: Notify,
+    /// Wakes the task that wakes waiting requests in time, when the next instant has changed.
+    pub(super) waits_changed: Notify,
 }
 
-/// The locked state, and the calls that are made once it is unlocked: a waker may run any code.
+/// The locked state, and the wakes that are made once it is unlocked: a waker may run any code.
 pub(super) struct LockedState<'a> {
     // Dropped in this order.
     pub(super) state: MutexGuard<'a, SlotsState>,
-    pub(super) calls: Vec<Call>,
+    pub(super) wakes: Vec<Wake>,
 }
 
 /// The slots of each request have consecutive numbers. The first number stands for the request.
@@ -118,7 +118,7 @@ impl Slots {
             state: Mutex::default(),
             seed: RandomState::new(),
             wake_to_free: Notify::new(),
-            wake_to_call: Notify::new(),
+            waits_changed: Notify::new(),
         }
     }
 
@@ -137,7 +137,7 @@ impl Slots {
     pub(super) fn lock(&self) -> LockedState<'_> {
         LockedState {
             state: self.state(),
-            calls: Vec::new(),
+            wakes: Vec::new(),
         }
     }
 
@@ -162,13 +162,14 @@ impl Slots {
         nanos(self.ttl) / 1_000
     }
 
-    /// Returns the share of a caller in the 4,096 callers of a call, so that the call takes at most
+    /// Returns as how many of the 4,096 callers of a call a caller counts, so that the call takes at most
     /// 1,024 slots.
     pub(crate) fn weight(request: &Request) -> usize {
         let slots = request.accounts.iter().flat_map(AccountRequest::slots);
-        let large = slots.filter(|(_, part)| part.quota.raised_limit() > MAX_FREED.into());
+        let large = slots
+            .filter(|(_, quota_request)| quota_request.quota.raised_limit() > MAX_FREED.into());
         let cost = large
-            .map(|(_, part)| 4 * part.demand.cost.min(MAX_COST))
+            .map(|(_, quota_request)| 4 * quota_request.demand.cost.min(MAX_COST))
             .max()
             .unwrap_or(1);
         cost.max(1) as usize
@@ -179,16 +180,16 @@ impl Slots {
         let sent_at = self.now();
         let mut takes = SmallVec::new();
         for (at, account) in request.accounts.iter().enumerate() {
-            for (index, part) in account.slots() {
-                let callers = fitting(part, callers);
-                let take = self.number(account, part, callers);
+            for (index, quota_request) in account.slots() {
+                let callers = fitting(quota_request, callers);
+                let take = self.number(account, quota_request, callers);
                 takes.push(QuotaSlots {
                     id: self.id(&take.set),
                     take,
                     account: at,
                     quota: index,
                     rule: account.rule,
-                    until_head: part.quota.sheds(),
+                    until_head: quota_request.quota.sheds(),
                     callers,
                 });
             }
@@ -201,11 +202,16 @@ impl Slots {
     }
 
     /// Numbers the slots of one quota that a number of callers take.
-    fn number(&self, account: &AccountRequest, part: &QuotaRequest, callers: u32) -> SlotTake {
-        let set = set(account, part);
+    fn number(
+        &self,
+        account: &AccountRequest,
+        quota_request: &QuotaRequest,
+        callers: u32,
+    ) -> SlotTake {
+        let set = set(account, quota_request);
         let id = self.id(&set);
-        let cost = allowed_cost(part.demand.cost);
-        let waits = part.demand.max_wait > 0 && !account.report_only && callers > 0;
+        let cost = allowed_cost(quota_request.demand.cost);
+        let waits = quota_request.demand.max_wait > 0 && !account.report_only && callers > 0;
         let mut state = self.state();
         let first = state.next;
         state.next += u64::from(cost) * u64::from(callers);
@@ -350,7 +356,7 @@ impl FreeSlots for Slots {
         let now = self.now();
         let ends_at = self.end();
         let mut locked = self.lock();
-        let LockedState { state, calls } = &mut locked;
+        let LockedState { state, wakes } = &mut locked;
         let Some(held) = state.remove_held(first) else {
             return;
         };
@@ -365,7 +371,7 @@ impl FreeSlots for Slots {
         }
         if !state.waits.is_empty() {
             let room = state.count_freed(&held.set);
-            state.waits.freed(held.id, room, calls);
+            state.waits.freed(held.id, room, wakes);
         }
         drop(locked);
         self.wake_to_free.notify_one();
@@ -424,9 +430,9 @@ pub(crate) struct SlotCall {
     takes: SmallVec<[QuotaSlots; 1]>,
 }
 
-/// Returns the key of the sorted set of a quota, which is in the cluster slot of its account.
-pub(super) fn set(account: &AccountRequest, part: &QuotaRequest) -> Arc<str> {
-    account.part_key(":s", part.address).into()
+/// Returns the key of the sorted set of a quota, which is in the hash slot of its account.
+pub(super) fn set(account: &AccountRequest, quota_request: &QuotaRequest) -> Arc<str> {
+    account.quota_key(":s", quota_request.address).into()
 }
 
 impl SlotCall {
@@ -515,9 +521,9 @@ fn allowed_cost(cost: u32) -> u32 {
 }
 
 /// Returns the number of callers whose slots fit into the limit, of those that ask.
-fn fitting(part: &QuotaRequest, callers: usize) -> u32 {
-    let cost = allowed_cost(part.demand.cost);
-    let most = part.quota.raised_limit().checked_div(cost.into());
+fn fitting(quota_request: &QuotaRequest, callers: usize) -> u32 {
+    let cost = allowed_cost(quota_request.demand.cost);
+    let most = quota_request.quota.raised_limit().checked_div(cost.into());
     let fitting = most.unwrap_or(0).min(callers as u64);
     u32::try_from(fitting).unwrap_or(u32::MAX)
 }

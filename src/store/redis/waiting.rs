@@ -23,13 +23,13 @@ use crate::{
     algorithm::concurrent::missing,
     decision::{Decision, Outcome, Slot, Source},
     name::RuleName,
-    store::{Call, Charge, OwnedCharges, Waiter, waiter::Rank},
+    store::{Charge, OwnedCharges, Waiter, Wake, waiter::Rank},
 };
 
 /// Slots of one quota that a request needs.
 struct NeededSlots<'a> {
     account: &'a AccountRequest,
-    part: &'a QuotaRequest,
+    quota_request: &'a QuotaRequest,
 }
 
 /// Returns the slots that a request cannot do without.
@@ -37,31 +37,32 @@ fn needed_slots(request: &Request) -> impl Iterator<Item = NeededSlots<'_>> {
     let accounts = request.accounts.iter();
     let deciding = accounts.filter(|account| !account.report_only);
     let all = deciding.flat_map(|account| {
-        account
-            .slots()
-            .map(move |(_, part)| NeededSlots { account, part })
+        account.slots().map(move |(_, quota_request)| NeededSlots {
+            account,
+            quota_request,
+        })
     });
-    all.filter(|needed| needed.part.demand.cost > 0)
+    all.filter(|needed| needed.quota_request.demand.cost > 0)
 }
 
 impl NeededSlots<'_> {
     /// Returns the key of the sorted set.
     fn set(&self) -> Arc<str> {
-        set(self.account, self.part)
+        set(self.account, self.quota_request)
     }
 
     fn rank(&self, waiter: Option<&Waiter>) -> Rank {
-        Rank::new(waiter, self.part.demand.headroom)
+        Rank::new(waiter, self.quota_request.demand.headroom)
     }
 
     fn is_of(&self, outcome: &Outcome) -> bool {
-        self.account.rule == outcome.rule() && self.part.index == outcome.quota_index()
+        self.account.rule == outcome.rule() && self.quota_request.index == outcome.quota_index()
     }
 
     /// Returns `true` if the request fits once enough slots are free. Otherwise, the server denies it.
     fn may_fit(&self) -> bool {
-        let demand = self.part.demand;
-        demand.need() <= self.part.quota.raised_limit() && demand.cost <= MAX_COST
+        let demand = self.quota_request.demand;
+        demand.need() <= self.quota_request.quota.raised_limit() && demand.cost <= MAX_COST
     }
 
     /// Returns the number of held slots by a decision.
@@ -80,7 +81,7 @@ impl NeededSlots<'_> {
             let mut outcome =
                 Outcome::unknown(account.rule, named.quota_index, Some(Duration::ZERO));
             if self.is_of(&outcome) {
-                let limit = self.part.quota.limit();
+                let limit = self.quota_request.quota.limit();
                 outcome = Outcome::slots(account.rule, named.quota_index, limit, limit.into())
                     .with_estimated_retry_after(wait);
             }
@@ -144,7 +145,7 @@ impl Asking {
             let mut locked = self.slots.lock();
             let place = self.waiter.take_place(|queue| queue == id);
             if let Some(waiting) = locked.state.waits.get_mut(id).filter(|_| place.is_some()) {
-                locked.calls.extend(waiting.queue.remove(&self.waiter));
+                locked.wakes.extend(waiting.queue.remove(&self.waiter));
             }
             // Before the place.
             drop(locked);
@@ -157,24 +158,24 @@ impl Asking {
         index: usize,
         decision: &Decision,
         waiting: &mut WaitingRequests,
-        calls: &mut Vec<Call>,
+        wakes: &mut Vec<Wake>,
     ) {
         waiting.answered_in = waiting.answered_in.max(self.started.elapsed());
         if !decision.is_allowed() && self.frees[index] != waiting.frees {
             // The server may count slots no more that were freed after it decided.
-            waiting.call_first(calls);
+            waiting.wake_first(wakes);
         }
     }
 
     /// Notes that the call for slots of a queue has no answer.
-    fn end_unanswered(&self, waiting: &mut WaitingRequests, calls: &mut Vec<Call>) {
+    fn end_unanswered(&self, waiting: &mut WaitingRequests, wakes: &mut Vec<Wake>) {
         // If the next call has no answer either, it counts as a failure.
         let usual = mem::take(&mut waiting.answered_in);
         waiting.failing |= self.has_failed || self.started.elapsed() >= usual;
         if waiting.failing {
-            waiting.call_all(calls);
+            waiting.wake_all(wakes);
         } else {
-            waiting.call_first(calls);
+            waiting.wake_first(wakes);
         }
     }
 }
@@ -182,7 +183,7 @@ impl Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         let mut locked = self.slots.lock();
-        let LockedState { state, calls } = &mut locked;
+        let LockedState { state, wakes } = &mut locked;
         for needed in needed_slots(&self.request) {
             let id = self.slots.id(&needed.set());
             let Some(waiting) = state.waits.get_mut(id) else {
@@ -190,7 +191,7 @@ impl Drop for Asking {
             };
             waiting.asking -= 1;
             if !self.is_answered {
-                self.end_unanswered(waiting, calls);
+                self.end_unanswered(waiting, wakes);
             }
             state.waits.remove_unused(id);
         }
@@ -201,7 +202,7 @@ impl Drop for Asking {
 impl Slots {
     /// Denies a request without a call, if other requests of this process wait for its slots. It then
     /// waits as well, if it may.
-    pub(super) fn queue(
+    pub(super) fn deny_behind_others(
         self: &Arc<Self>,
         request: &Request,
         charges: &[Charge<'_>],
@@ -214,13 +215,13 @@ impl Slots {
         let mut needed = needed_slots(request);
         let full = needed.find(|needed| self.is_behind(&state, needed, waiter))?;
         let rule = full.account.rule;
-        let wait = state.waits.time_to_free(rule, &full.part.quota, 1);
+        let wait = state.waits.time_to_free(rule, &full.quota_request.quota, 1);
         drop(state);
         if let Some(waiter) = waiter
             && let Some(max_wait) = max_wait(charges, rule)
         {
             self.join(&full, waiter, max_wait);
-            self.call_if_first(&full, waiter);
+            self.wake_if_first(&full, waiter);
         }
         Some(full.denial(request, wait))
     }
@@ -233,8 +234,8 @@ impl Slots {
         waiter: Option<&Waiter>,
     ) -> bool {
         let id = self.id(&needed.set());
-        let is_called = waiter.is_some_and(|waiter| waiter.is_called(id));
-        if is_called || !needed.may_fit() {
+        let is_woken = waiter.is_some_and(|waiter| waiter.is_woken(id));
+        if is_woken || !needed.may_fit() {
             return false;
         }
         let queue = state.waits.get(id).filter(|waiting| !waiting.failing);
@@ -269,7 +270,7 @@ impl Slots {
         }
     }
 
-    /// Adds the estimated waits to a denial, and lets the request wait if it may. Calls the requests
+    /// Adds the estimated waits to a denial, and lets the request wait if it may. Wakes the requests
     /// for which there is room.
     pub(super) fn decided(
         &self,
@@ -287,13 +288,13 @@ impl Slots {
             asking.is_answered = true;
         }
         estimate_waits(&self.state().waits, request, decision);
-        self.call_for_answer(request, asking.as_deref(), decision);
+        self.wake_for_answer(request, asking.as_deref(), decision);
     }
 
-    /// Calls the requests for which an answer shows room.
-    fn call_for_answer(&self, request: &Request, asking: Option<&Asking>, decision: &Decision) {
+    /// Wakes the requests for which an answer shows room.
+    fn wake_for_answer(&self, request: &Request, asking: Option<&Asking>, decision: &Decision) {
         let mut locked = self.lock();
-        let LockedState { state, calls } = &mut locked;
+        let LockedState { state, wakes } = &mut locked;
         if state.waits.is_empty() {
             return;
         }
@@ -304,17 +305,17 @@ impl Slots {
             let set = needed.set();
             let interval = state.waits.interval(needed.account.rule);
             // These slots were freed after the call was sent.
-            let limit = needed.part.quota.raised_limit() + state.count_freed(&set);
+            let limit = needed.quota_request.quota.raised_limit() + state.count_freed(&set);
             let Some(waiting) = state.waits.get_mut(self.id(&set)) else {
                 continue;
             };
             if waiting.answered(interval, decision) {
-                self.wake_to_call.notify_one();
+                self.waits_changed.notify_one();
             }
             if let Some(asking) = asking {
-                asking.note_answer(index, decision, waiting, calls);
+                asking.note_answer(index, decision, waiting, wakes);
             }
-            waiting.call_for(limit.saturating_sub(held), calls);
+            waiting.wake_for(limit.saturating_sub(held), wakes);
         }
     }
 
@@ -325,60 +326,60 @@ impl Slots {
         let rank = needed.rank(Some(waiter));
         waiter.leave_unless(|other| other == id);
         let mut locked = self.lock();
-        let LockedState { state, calls } = &mut locked;
+        let LockedState { state, wakes } = &mut locked;
         let interval = state.waits.interval(rule);
         let waiting = state.waits.queue(id, rule);
         if waiting.queue.waiting.is_empty() {
             waiting.due = Instant::now() + interval;
-            self.wake_to_call.notify_one();
+            self.waits_changed.notify_one();
         }
-        waiting.queue.limit = needed.part.quota.raised_limit();
+        waiting.queue.limit = needed.quota_request.quota.raised_limit();
         let place = waiter.take_place(|_| true);
-        calls.extend(waiting.queue.remove(waiter));
+        wakes.extend(waiting.queue.remove(waiter));
         let slots = self.clone();
-        let call = waiter.wait(id, max_wait, move || slots.leave(id, rank));
-        let _ = waiting.queue.waiting.insert(rank, Some(call));
+        let wake = waiter.wait(id, max_wait, move || slots.leave(id, rank));
+        let _ = waiting.queue.waiting.insert(rank, Some(wake));
         drop(locked);
         drop(place);
     }
 
-    /// Calls a request that has joined a queue without a call, if those before it have left.
-    fn call_if_first(&self, needed: &NeededSlots<'_>, waiter: &Waiter) {
+    /// Wakes a request that has joined a queue without a call, if those before it have left.
+    fn wake_if_first(&self, needed: &NeededSlots<'_>, waiter: &Waiter) {
         let mut locked = self.lock();
-        let LockedState { state, calls } = &mut locked;
+        let LockedState { state, wakes } = &mut locked;
         let waiting = state.waits.get_mut(self.id(&needed.set()));
         let rank = needed.rank(Some(waiter));
         if let Some(waiting) = waiting.filter(|waiting| !waiting.queue.is_before(rank)) {
-            waiting.call_first(calls);
+            waiting.wake_first(wakes);
         }
     }
 
-    /// Removes a request from its queue. The next request may then be called.
+    /// Removes a request from its queue. The next request may then be woken.
     fn leave(&self, id: u64, rank: Rank) {
         let mut locked = self.lock();
-        let LockedState { state, calls } = &mut locked;
+        let LockedState { state, wakes } = &mut locked;
         let Some(waiting) = state.waits.get_mut(id) else {
             return;
         };
         match waiting.queue.waiting.remove(&rank) {
-            // It was called, and takes no slot.
-            Some(None) => waiting.call_first(calls),
-            left => calls.extend(left.flatten()),
+            // It was woken, and takes no slot.
+            Some(None) => waiting.wake_first(wakes),
+            left => wakes.extend(left.flatten()),
         }
         state.waits.remove_unused(id);
         self.end_if_idle(state);
     }
 
-    /// Calls the first request of each queue that is due at an instant. Returns the next instant at
+    /// Wakes the first request of each queue that is due at an instant. Returns the next instant at
     /// which one is.
-    fn call_due(&self, now: Instant) -> Option<Instant> {
+    fn wake_due(&self, now: Instant) -> Option<Instant> {
         let mut locked = self.lock();
-        locked.state.waits.call_due(now, &mut locked.calls)
+        locked.state.waits.wake_due(now, &mut locked.wakes)
     }
 
     /// Lets the first request of each queue ask, and thereby start the task again.
-    pub(super) fn call_all(&self) {
-        self.call_due(Instant::now() + MAX_INTERVAL);
+    pub(super) fn wake_all(&self) {
+        self.wake_due(Instant::now() + MAX_INTERVAL);
     }
 }
 
@@ -390,8 +391,8 @@ fn estimate_waits(waits: &Waits, request: &Request, decision: &mut Decision) {
         if let Some(outcome) = outcome.filter(|outcome| outcome.is_estimated())
             && let Some(held) = outcome.held()
         {
-            let quota = &needed.part.quota;
-            let missing = missing(held, quota, needed.part.demand);
+            let quota = &needed.quota_request.quota;
+            let missing = missing(held, quota, needed.quota_request.demand);
             let wait = waits.time_to_free(needed.account.rule, quota, missing);
             *outcome = outcome.with_estimated_retry_after(wait);
         }
@@ -399,12 +400,12 @@ fn estimate_waits(waits: &Waits, request: &Request, decision: &mut Decision) {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Calls the first request of each queue in time.
+    /// Wakes the first request of each queue in time.
     pub(super) async fn keep_calling(&self) {
         let slots = &self.settings.slots;
         loop {
-            let changed = pin!(slots.wake_to_call.notified());
-            match slots.call_due(Instant::now()) {
+            let changed = pin!(slots.waits_changed.notified());
+            match slots.wake_due(Instant::now()) {
                 Some(due) => _ = select(changed, pin!(sleep_until(due))).await,
                 None => changed.await,
             }

@@ -8,7 +8,7 @@ use crate::{
     decision::Decision,
     name::RuleName,
     quota::Quota,
-    store::{Call, nanos, waiter::SlotQueue},
+    store::{Wake, nanos, waiter::SlotQueue},
 };
 
 /// The time until the first request of a queue asks again, if this process has held no slot of the
@@ -66,16 +66,16 @@ impl WaitingRequests {
         }
     }
 
-    /// Calls the requests that fit into `room` slots.
+    /// Wakes the requests that fit into `room` slots.
     ///
     /// The room is at most the limit: it may count slots that a call without an answer never took.
-    pub(super) fn call_for(&mut self, room: u64, calls: &mut Vec<Call>) {
+    pub(super) fn wake_for(&mut self, room: u64, wakes: &mut Vec<Wake>) {
         let room = room.min(self.queue.limit);
-        for (before, (rank, call)) in (0..).zip(&mut self.queue.waiting) {
+        for (before, (rank, wake)) in (0..).zip(&mut self.queue.waiting) {
             if before + u64::from(rank.headroom) >= room {
                 break;
             }
-            calls.extend(call.take());
+            wakes.extend(wake.take());
         }
     }
 
@@ -95,15 +95,15 @@ impl WaitingRequests {
         pause.min(self.interval)
     }
 
-    /// Calls the first request, which may find slots that other processes have freed.
-    pub(super) fn call_first(&mut self, calls: &mut Vec<Call>) {
+    /// Wakes the first request, which may find slots that other processes have freed.
+    pub(super) fn wake_first(&mut self, wakes: &mut Vec<Wake>) {
         let first = self.queue.waiting.values_mut().next();
-        calls.extend(first.and_then(Option::take));
+        wakes.extend(first.and_then(Option::take));
     }
 
-    /// Calls all requests.
-    pub(super) fn call_all(&mut self, calls: &mut Vec<Call>) {
-        calls.extend(self.queue.waiting.values_mut().filter_map(Option::take));
+    /// Wakes all requests.
+    pub(super) fn wake_all(&mut self, wakes: &mut Vec<Wake>) {
+        wakes.extend(self.queue.waiting.values_mut().filter_map(Option::take));
     }
 
     /// Records an answer of the server. Returns `true` if the first request now asks earlier.
@@ -160,19 +160,19 @@ impl Waits {
         *mean = *mean - *mean / WEIGHT + time / WEIGHT;
     }
 
-    /// Records that slots of an account were freed, `room` of which the server may still count. Calls
+    /// Records that slots of an account were freed, `room` of which the server may still count. Wakes
     /// the requests that may take them.
-    pub(super) fn freed(&mut self, id: u64, room: u64, calls: &mut Vec<Call>) {
+    pub(super) fn freed(&mut self, id: u64, room: u64, wakes: &mut Vec<Wake>) {
         if let Some(waiting) = self.queues.get_mut(&id) {
             waiting.frees += 1;
-            waiting.call_first(calls);
-            waiting.call_for(room, calls);
+            waiting.wake_first(wakes);
+            waiting.wake_for(room, wakes);
         }
     }
 
-    /// Calls the first request of each queue that is due at an instant. Returns the next instant at
+    /// Wakes the first request of each queue that is due at an instant. Returns the next instant at
     /// which one is.
-    pub(super) fn call_due(&mut self, now: Instant, calls: &mut Vec<Call>) -> Option<Instant> {
+    pub(super) fn wake_due(&mut self, now: Instant, wakes: &mut Vec<Wake>) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for waiting in self.queues.values_mut() {
             if waiting.queue.waiting.is_empty() {
@@ -180,7 +180,7 @@ impl Waits {
             }
             if waiting.due <= now {
                 waiting.due = now + waiting.pause();
-                waiting.call_first(calls);
+                waiting.wake_first(wakes);
             }
             let due = waiting.due.max(now + PAUSE);
             next = Some(next.map_or(due, |next| next.min(due)));

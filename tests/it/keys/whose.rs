@@ -185,7 +185,7 @@ async fn acts(mechanism: Mechanism, kind: &Kind) -> Option<bool> {
         }
         Mechanism::Reset => Some(after_handler(kind, ChargeHandle::reset).await.is_allowed()),
         Mechanism::Share => has_share(kind).await,
-        Mechanism::Queue => Some(has_part_of_queue(kind)),
+        Mechanism::Queue => Some(has_own_queue(kind)),
     }
 }
 
@@ -246,7 +246,7 @@ async fn has_share(kind: &Kind) -> Option<bool> {
 }
 
 /// A client has one place in the queue.
-fn has_part_of_queue(kind: &Kind) -> bool {
+fn has_own_queue(kind: &Kind) -> bool {
     let rule = rule(kind, Quota::per_second(1)).max_wait(MINUTE);
     // A key has a 64th of the places.
     let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64)).max_waiters(64);

@@ -5,7 +5,7 @@ use tower_sluice::{LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
 /// Bytes for each key of the capacity, and for a store of any size.
 const BYTES_PER_KEY: u64 = 36;
 const BYTES_ANYWAY: u64 = 3_072;
-/// Per thousand keys: those without a slot of their own, and new keys that are denied early.
+/// Per thousand keys: those without an entry of their own, and new keys that are denied early.
 const DISPLACED: usize = 3;
 const DENIED: usize = 15;
 
@@ -36,8 +36,8 @@ fn a_key_takes_at_most_36_bytes_at_any_capacity() {
     assert!(bytes <= BYTES_PER_KEY * 131_072, "by default: {bytes} bytes");
 }
 
-/// A table has two slots per key, and still some sets are full. New keys of a full set share an
-/// account. Every key with debt stays limited, with or without its own slot. Other keys are not
+/// A table has two entries per key, and still some sets are full. New keys of a full set share an
+/// account. Every key with debt stays limited, with or without its own entry. Other keys are not
 /// affected, for any number of sets.
 fn displaces_few_keys_and_keeps_all_debt(quota: &Quota, new: impl Fn(usize) -> LocalStore) {
     // results of small stores vary, so several are measured

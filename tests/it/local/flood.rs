@@ -20,7 +20,7 @@ fn allows(store: &LocalStore, rule: &str, key: impl Into<Key>, quota: &Quota) ->
     take(store, rule, key, quota).is_allowed()
 }
 
-/// Returns a store of one set in which every slot is in debt, for the interval of `quota`.
+/// Returns a store of one set in which every entry is in debt, for the interval of `quota`.
 fn full(clock: &FakeClock, quota: &Quota) -> LocalStore {
     let store = clock.store(1);
     assert!((0..WAYS).all(|key| allows(&store, "filler", key, quota)));
@@ -37,7 +37,7 @@ fn resident() -> u64 {
     4096 * (resident - of_files)
 }
 
-/// Several times as many keys as a store has slots. Memory does not grow, no exhausted key is freed,
+/// Several times as many keys as a store has entries. Memory does not grow, no exhausted key is freed,
 /// and new keys are decided; new keys of other rules get the units of their own rule.
 #[cfg(target_os = "linux")]
 #[test]
@@ -56,7 +56,7 @@ fn a_flood_does_not_grow_memory_or_free_exhausted_keys() {
     }
     let (clock, quota) = (FakeClock::new(), Quota::per_hour(1));
     let store = clock.store(131_072);
-    let (slots, before) = (store.stats().slots, resident());
+    let (entries, before) = (store.stats().entries, resident());
     assert!((0..1_000_u64).all(|key| allows(&store, "login", key, &quota)));
 
     let (rule, mut admitted) = (RuleName::new("flooded").expect("a name"), 0_usize);
@@ -72,10 +72,13 @@ fn a_flood_does_not_grow_memory_or_free_exhausted_keys() {
     // the accounts shared by new keys are bounded by the number of rules, far below the table's 35
     // bytes per key
     assert!(allocated.bytes_max < 4 * 131_072, "{allocated:?}");
-    assert_eq!(stats.slots, slots);
-    assert!(stats.active > slots / 2 && stats.overflowed > 0, "{stats:?}");
-    // one per key with a slot, and one per key that shares
-    assert!((stats.active..stats.active + slots / 16).contains(&(admitted + 1_000)), "{admitted}");
+    assert_eq!(stats.entries, entries);
+    assert!(stats.active > entries / 2 && stats.overflowed > 0, "{stats:?}");
+    // one per key with an entry, and one per key that shares
+    assert!(
+        (stats.active..stats.active + entries / 16).contains(&(admitted + 1_000)),
+        "{admitted}"
+    );
 
     assert!(!(0..1_000_u64).any(|key| allows(&store, "login", key, &quota)));
     let denied = take(&store, "flooded", FLOOD, &quota);
@@ -166,7 +169,7 @@ fn a_window_that_ends_now_is_no_account() {
     assert_eq!(store.stats().active, 0);
 }
 
-/// The store's own seed determines which keys find no slot.
+/// The store's own seed determines which keys find no entry.
 #[test]
 fn two_stores_place_keys_differently() {
     let quota = Quota::per_hour(1);

@@ -64,7 +64,7 @@ fn a_flood_denies_the_documented_share_of_new_keys() {
     }
 }
 
-/// 10 new keys per millisecond with one request each, and as many slots as the formula gives.
+/// 10 new keys per millisecond with one request each, and as many entries as the formula gives.
 #[test]
 fn with_the_capacity_of_the_formula_almost_no_new_key_is_denied() {
     let every_2s = |algorithm| {

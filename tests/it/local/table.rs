@@ -16,7 +16,7 @@ fn charged(store: &LocalStore, rule: &str, key: u32, quota: &Quota, units: u32) 
     store.take(&[Charge::new(rule, &key, quota.as_ref()).with_cost(units)]).now()
 }
 
-/// Returns a store of one set in which every slot is in debt for one unit of `quota`.
+/// Returns a store of one set in which every entry is in debt for one unit of `quota`.
 fn filled(clock: &FakeClock, quota: &Quota) -> LocalStore {
     let store = clock.store(1);
     assert!((0..WAYS).all(|key| charged(&store, "filler", key, quota, 1).is_allowed()));
@@ -130,7 +130,7 @@ fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
     }
 }
 
-/// Returns a store of one set in which every slot is in debt for a second.
+/// Returns a store of one set in which every entry is in debt for a second.
 pub(super) fn full(clock: &FakeClock) -> LocalStore {
     filled(clock, &Quota::per_second(1))
 }

@@ -182,9 +182,9 @@ impl Store for Impatient {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_calls_no_request_fails() {
+async fn a_store_that_wakes_no_request_fails() {
     let broken = properties::waiting(&mut Planted(FakeClock::new(), Impatient)).await;
-    assert_eq!(broken, Err("the first request was not called within 10s".to_owned()));
+    assert_eq!(broken, Err("the first request was not woken within 10s".to_owned()));
 }
 
 /// A store whose clock runs at another speed.

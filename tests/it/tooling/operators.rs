@@ -43,8 +43,8 @@ fn a_flood_of_blocks_is_bounded_and_reports_which_blocks_hold() {
         (from..from + 20_000).filter(block).collect::<Vec<_>>()
     };
     let held = flood(0);
-    let slots = store.stats().slots;
-    assert!((slots / 16..=slots).contains(&held.len()), "{} blocks", held.len());
+    let entries = store.stats().entries;
+    assert!((entries / 16..=entries).contains(&held.len()), "{} blocks", held.len());
     assert_eq!(flood(20_000).len(), 0, "there is no room left");
     assert_eq!(store.stats().active, 0, "a block takes no account's place");
     let blocked = |key: &u64| !limiter.take(*key, &FIVE, 1).now().is_allowed();

@@ -11,10 +11,11 @@ use smallvec::SmallVec;
 use tokio::sync::watch;
 
 use super::{
-    HotKey, Later, Leases, SPAN, for_cost_of,
+    HotKey, Later, Leases, SPAN,
+    allowances::Allowance,
+    for_cost_of,
     hot_call::HotCall,
     lease::{Lease, earliest},
-    shares::Share,
 };
 use crate::{
     decision::{Decision, Outcome},
@@ -32,7 +33,7 @@ pub(super) struct Borrow<S: Store + 'static> {
     pub(super) tags: SmallVec<[u64; 2]>,
     /// The number of calls for which units are borrowed.
     pub(super) calls: u32,
-    pub(super) share: Option<Share>,
+    pub(super) allowance: Option<Allowance>,
     /// The instant of the last call to the store.
     pub(super) requested_at: u64,
     /// The changes of the accounts that were counted before.
@@ -99,7 +100,7 @@ impl<S: Store + Send + Sync + 'static> Borrow<S> {
         let decision = lease
             .decision(lease.received_at)
             .with_source(lease.taken.source());
-        lease.share = self.share.take();
+        lease.allowance = self.allowance.take();
         // The next lease is gathered as well, unless the store has enough units for it.
         self.scarce &= available_calls(charges, &taken).now < self.calls;
         self.keep(lease);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::shares::Share;
+use super::allowances::Allowance;
 use crate::{
     decision::{Decision, Outcome, Snapshot, Source},
     quota::Quota,
@@ -30,7 +30,7 @@ pub(super) struct Lease {
     pub(super) calls: u32,
     /// The instant of the last call.
     pub(super) last: u64,
-    pub(super) share: Option<Share>,
+    pub(super) allowance: Option<Allowance>,
     pub(super) balances: SmallVec<[Balance; 4]>,
 }
 
@@ -64,7 +64,7 @@ impl Lease {
             received_at: time.end,
             calls: calls - 1,
             last: time.end,
-            share: None,
+            allowance: None,
         })
     }
 

@@ -23,10 +23,10 @@
 //!
 //! **Fixed windows.** A balance belongs to one window, and ends with that window.
 
+mod allowances;
 mod borrow;
 mod hot_call;
 mod lease;
-mod shares;
 
 use std::{convert::identity, sync::Arc, time::Duration};
 
@@ -39,10 +39,10 @@ use tokio::{
 };
 
 use self::{
+    allowances::{Allowances, Percent, Reserved},
     borrow::Borrow,
     hot_call::{BorrowOperation, HotCall},
     lease::Lease,
-    shares::{Percent, Reserved, Shares},
 };
 use super::{HotEntries, HotKey, HotKeys, for_cost_of, have_distinct_rules};
 use crate::{
@@ -74,14 +74,14 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 /// The inner store charges units when they are borrowed, so the limit is never exceeded. Other
 /// processes cannot use borrowed units.
 ///
-/// The argument of [`leases`](crate::StoreExt::leases) is the maximum share of each limit that one
+/// The argument of [`leases`](crate::StoreExt::leases) is the maximum percentage of each limit that one
 /// process may hold, in percent. With 5 %, one process holds at most 50 of 1000 units. All
 /// processes together should hold at most a quarter, for example five processes with 5 % each. With
 /// [`instances`](Leased::instances), the percentage is that of all processes.
 ///
-/// - **Hot keys only.** A lease has units for the calls of the last 200 ms, up to the share of this
+/// - **Hot keys only.** A lease has units for the calls of the last 200 ms, up to the percentage of this
 ///   process. Requests call the inner store if their key had fewer than four calls in that time, or
-///   if the share is less than two calls. While one call borrows units, later calls with the same
+///   if that is less than two calls. While one call borrows units, later calls with the same
 ///   keys wait, for at most two round trips. They do not wait for a call that started more than
 ///   100 ms ago, because its runtime may be blocked.
 /// - **Several calls.** A request that borrows units makes at most three calls, one after another. If
@@ -103,7 +103,7 @@ type Later<S> = BoxFuture<Result<Decision, <S as Store>::Error>>;
 /// - **Changes by other processes** take effect when the lease is used up, and after
 ///   [`max_age`](Leased::max_age) at the latest.
 /// - **Several charges** of one call are borrowed together, or not at all. A lease serves only
-///   calls with the same keys. All leases with a common key together hold at most the share of that
+///   calls with the same keys. All leases with a common key together hold at most the percentage of that
 ///   key.
 ///
 /// A decision with borrowed units has the [source](Decision::source)
@@ -203,7 +203,7 @@ pub struct Leased<S: Store + 'static>(Arc<Leases<S>>);
 struct Leases<S: Store + 'static> {
     inner: Arc<S>,
     table: HotKeys<HotCall>,
-    shares: Arc<Shares>,
+    allowances: Arc<Allowances>,
 }
 
 impl<S: Store> Leased<S> {
@@ -213,13 +213,13 @@ impl<S: Store> Leased<S> {
             (1..=25).contains(&percent),
             "percent is {percent}; give 1 to 25, the share of a limit that one process may hold"
         );
-        let share = Percent {
+        let percent = Percent {
             percent,
             instances: Instances::from(1),
         };
         Self::with(
             Arc::new(inner),
-            share,
+            percent,
             HotKeys::new(CAPACITY, super::MAX_AGE),
         )
     }
@@ -239,11 +239,11 @@ impl<S: Store> Leased<S> {
             self.0.table.capacity(),
             Duration::from_nanos(self.0.table.max_age),
         );
-        let share = Percent {
+        let percent = Percent {
             instances: instances.into(),
-            ..self.0.shares.percent.clone()
+            ..self.0.allowances.percent.clone()
         };
-        Self::with(self.0.inner.clone(), share, table)
+        Self::with(self.0.inner.clone(), percent, table)
     }
 
     /// Sets the longest time for which borrowed units are held. Defaults to 1 s.
@@ -256,7 +256,11 @@ impl<S: Store> Leased<S> {
     #[track_caller]
     pub fn max_age(self, time: Duration) -> Self {
         let table = HotKeys::new(self.0.table.capacity(), time);
-        Self::with(self.0.inner.clone(), self.0.shares.percent.clone(), table)
+        Self::with(
+            self.0.inner.clone(),
+            self.0.allowances.percent.clone(),
+            table,
+        )
     }
 
     /// Sets the maximum number of tracked keys, rounded up to a multiple of eight. Defaults to
@@ -274,18 +278,22 @@ impl<S: Store> Leased<S> {
     #[track_caller]
     pub fn capacity(self, keys: usize) -> Self {
         let table = HotKeys::new(keys, Duration::from_nanos(self.0.table.max_age));
-        Self::with(self.0.inner.clone(), self.0.shares.percent.clone(), table)
+        Self::with(
+            self.0.inner.clone(),
+            self.0.allowances.percent.clone(),
+            table,
+        )
     }
 
     fn with(inner: Arc<S>, percent: Percent, table: HotKeys<HotCall>) -> Self {
-        let shares = Arc::new(Shares {
+        let allowances = Arc::new(Allowances {
             percent,
             reserved: Mutex::default(),
         });
         Self(Arc::new(Leases {
             inner,
             table,
-            shares,
+            allowances,
         }))
     }
 }
@@ -337,7 +345,7 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
 
     /// Chooses the next step of a call, and counts the call.
     fn next_step(self: &Arc<Self>, charges: &[Charge<'_>]) -> NextStep<S> {
-        if !are_borrowable(charges, &self.shares.percent) {
+        if !are_borrowable(charges, &self.allowances.percent) {
             return NextStep::Bypass;
         }
         let key = self.table.key(charges);
@@ -395,7 +403,7 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
         let all = charges.iter();
         let tags: SmallVec<[u64; 2]> = all.map(|charge| self.table.tag(charge)).collect();
         let changes = self.table.changes(&tags);
-        let Reserved { calls, share } = self.shares.reserve(charges, &tags, size)?;
+        let Reserved { calls, allowance } = self.allowances.reserve(charges, &tags, size)?;
         let (sender, end) = watch::channel(());
         let start = Instant::now();
         call.borrow = Some(BorrowOperation { start, end });
@@ -403,7 +411,7 @@ impl<S: Store + Send + Sync + 'static> Leases<S> {
             leases: self.clone(),
             key,
             calls,
-            share: Some(share),
+            allowance: Some(allowance),
             requested_at: now,
             changes,
             tags,
@@ -486,11 +494,11 @@ impl<S: Store + Send + Sync + 'static> Store for Leased<S> {
             Op::Adjust(charge, _) | Op::Reset(charge) | Op::Block(charge, _) => table.tag(charge),
         };
         // Units that are borrowed before the change could be used again after it.
-        let whole_share = self.0.shares.close(tag);
+        let whole_allowance = self.0.allowances.close(tag);
         table.count_change(tag);
         self.0.end_all(|lease| lease.tags.contains(&tag));
         inner.call(op, context).then(move |answer| {
-            drop(whole_share);
+            drop(whole_allowance);
             answer
         })
     }

@@ -9,20 +9,20 @@ use crate::store::sync::{MutexGuard, WAYS};
 pub(crate) struct LockedInstants<'a, const N: usize> {
     /// The locked sets. Accounts of one set have the lock of the first of them.
     sets: [Option<MutexGuard<'a, Set>>; N],
-    places: [InstantPlace; N],
+    positions: [InstantPosition; N],
 }
 
 #[derive(Clone, Copy)]
-struct InstantPlace {
+struct InstantPosition {
     /// The index in [`LockedInstants::sets`].
     lock: usize,
-    slot: usize,
+    entry: usize,
 }
 
 impl Table {
     /// Locks accounts with different ids, and returns their states. The state of a new account is 0.
     ///
-    /// Returns `None` if a state is more than one instant, or if a new account has no free slot or
+    /// Returns `None` if a state is more than one instant, or if a new account has no free entry or
     /// may start with debt.
     #[inline(always)]
     pub(crate) fn lock_instants<const N: usize>(
@@ -46,31 +46,31 @@ impl Table {
                 sets[at] = Some(self.sets[indexes[at]].0.lock());
             }
         }
-        let mut slots = [WAYS; N];
+        let mut entries = [WAYS; N];
         let mut states = [0; N];
         let mut are_known = true;
         for at in 0..N {
             let set: &mut MutexGuard<'_, Set> = sets[lock[at]].as_mut()?;
             match set.find(ids[at]) {
-                Some(slot) => (slots[at], states[at]) = (slot, *set.instant(slot)?),
+                Some(entry) => (entries[at], states[at]) = (entry, *set.instant(entry)?),
                 None => are_known = false,
             }
         }
         if !are_known {
             for at in 0..N {
                 let set = sets[lock[at]].as_mut()?;
-                if slots[at] == WAYS {
-                    slots[at] = set.claim_without_debt(ids[at], now, |slot| {
-                        (0..N).any(|n| lock[n] == lock[at] && slots[n] == slot)
+                if entries[at] == WAYS {
+                    entries[at] = set.claim_without_debt(ids[at], now, |entry| {
+                        (0..N).any(|n| lock[n] == lock[at] && entries[n] == entry)
                     })?;
                 }
             }
         }
-        let places = array::from_fn(|at| InstantPlace {
+        let positions = array::from_fn(|at| InstantPosition {
             lock: lock[at],
-            slot: slots[at],
+            entry: entries[at],
         });
-        Some((states, LockedInstants { sets, places }))
+        Some((states, LockedInstants { sets, positions }))
     }
 }
 
@@ -78,9 +78,9 @@ impl<const N: usize> LockedInstants<'_, N> {
     /// Replaces the states, and unlocks the accounts.
     #[inline(always)]
     pub(crate) fn store(mut self, states: [u64; N]) {
-        for (place, state) in self.places.into_iter().zip(states) {
-            if let Some(set) = &mut self.sets[place.lock] {
-                set.expires_at[place.slot % WAYS] = state;
+        for (position, state) in self.positions.into_iter().zip(states) {
+            if let Some(set) = &mut self.sets[position.lock] {
+                set.expires_at[position.entry % WAYS] = state;
             }
         }
     }

@@ -1,12 +1,12 @@
-//! The place of an account in the table.
+//! The position of an account in the table.
 
 use super::{
     NO_SET,
-    shared::{SHARED_GROUPS, SharedGroup},
+    shared::{SET_GROUPS, SetGroup},
 };
 use crate::{name::RuleName, quota::QuotaAddress};
 
-/// An account of a decision: its address, and its place in the table.
+/// An account of a decision: its address, and its position in the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Located {
     pub(crate) id: u64,
@@ -17,23 +17,23 @@ pub(crate) struct Located {
     pub(super) set: usize,
     /// The index of that set's lock in [`LockedAccounts`](super::LockedAccounts).
     pub(super) lock: usize,
-    pub(super) place: Place,
+    pub(super) position: Position,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Slot(usize),
-    /// A free slot, for a key without an account. A new account starts with the debt of the shared
+pub(super) enum Position {
+    Entry(usize),
+    /// A free entry, for a key without an account. A new account starts with the debt of the shared
     /// account.
     Room(usize),
-    /// No slot. The key has no account, and no slot is free.
+    /// No entry. The key has no account, and no entry is free.
     Shared,
     /// Not in this table. The account counts held slots.
     Elsewhere,
 }
 
 impl Located {
-    /// Creates an account whose place is not known yet. [`Table::lock`](super::Table::lock) finds it.
+    /// Creates an account whose position is not known yet. [`Table::lock`](super::Table::lock) finds it.
     #[inline]
     pub(crate) fn new(id: u64, rule: RuleName, quota_index: usize, address: QuotaAddress) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl Located {
             address,
             set: 0,
             lock: 0,
-            place: Place::Shared,
+            position: Position::Shared,
         }
     }
 
@@ -52,47 +52,47 @@ impl Located {
     pub(crate) fn elsewhere(self) -> Self {
         Self {
             set: NO_SET,
-            place: Place::Elsewhere,
+            position: Position::Elsewhere,
             ..self
         }
     }
 
     /// Returns `true` if the key has an account of its own.
-    pub(crate) fn has_slot(&self) -> bool {
-        matches!(self.place, Place::Slot(_))
+    pub(crate) fn has_entry(&self) -> bool {
+        matches!(self.position, Position::Entry(_))
     }
 
-    /// Returns `true` if there is a free slot for a new account of the key.
+    /// Returns `true` if there is a free entry for a new account of the key.
     pub(crate) fn has_room(&self) -> bool {
-        matches!(self.place, Place::Room(_))
+        matches!(self.position, Position::Room(_))
     }
 
-    /// Returns `true` if the account is in a slot of its set, or will be.
-    pub(super) fn is_at(&self, slot: usize) -> bool {
-        [Place::Slot(slot), Place::Room(slot)].contains(&self.place)
+    /// Returns `true` if the account is in an entry of its set, or will be.
+    pub(super) fn is_at(&self, entry: usize) -> bool {
+        [Position::Entry(entry), Position::Room(entry)].contains(&self.position)
     }
 
-    /// Returns `true` if the key has no account of its own, and no free slot is known.
-    pub(super) fn has_no_slot(&self) -> bool {
-        self.place == Place::Shared
+    /// Returns `true` if the key has no account of its own, and no free entry is known.
+    pub(super) fn has_no_entry(&self) -> bool {
+        self.position == Position::Shared
     }
 
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the number is at most 2,048"
     )]
-    pub(super) fn shared_group(&self) -> SharedGroup {
-        SharedGroup {
+    pub(super) fn set_group(&self) -> SetGroup {
+        SetGroup {
             rule: self.rule,
-            sets: (self.set % SHARED_GROUPS) as u16,
+            sets: (self.set % SET_GROUPS) as u16,
         }
     }
 
     /// Returns `true` if both keys are new and share one account.
     pub(crate) fn shares(&self, other: &Self) -> bool {
-        self.has_no_slot()
-            && other.has_no_slot()
-            && self.shared_group() == other.shared_group()
+        self.has_no_entry()
+            && other.has_no_entry()
+            && self.set_group() == other.set_group()
             && self.address == other.address
     }
 }

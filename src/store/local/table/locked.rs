@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::{
     NO_SET, Table,
-    located::{Located, Place},
+    located::{Located, Position},
     set::Set,
     shared::{Shared, SharedTable},
 };
@@ -34,7 +34,7 @@ impl<'a> LockedAccounts<'a> {
         }
     }
 
-    /// Locks a set, and finds the slots of its accounts. Returns the index of the next set to lock.
+    /// Locks a set, and finds the entries of its accounts. Returns the index of the next set to lock.
     #[inline]
     pub(super) fn lock_set<A: AsMut<Located>>(
         &mut self,
@@ -46,7 +46,9 @@ impl<'a> LockedAccounts<'a> {
         for account in accounts.iter_mut().map(A::as_mut) {
             if account.set == index {
                 account.lock = self.sets.len();
-                account.place = set.find(account.id).map_or(Place::Shared, Place::Slot);
+                account.position = set
+                    .find(account.id)
+                    .map_or(Position::Shared, Position::Entry);
             } else if account.set > index {
                 next = next.min(account.set);
             }
@@ -56,7 +58,7 @@ impl<'a> LockedAccounts<'a> {
         next
     }
 
-    /// Finds a free slot for each new account.
+    /// Finds a free entry for each new account.
     #[cold]
     #[inline(never)]
     pub(super) fn find_rooms<A>(&mut self, accounts: &mut [A])
@@ -65,7 +67,7 @@ impl<'a> LockedAccounts<'a> {
     {
         for index in 0..accounts.len() {
             let account = *accounts[index].as_ref();
-            if !account.has_no_slot() {
+            if !account.has_no_entry() {
                 continue;
             }
             let others = accounts.iter().map(A::as_ref);
@@ -75,7 +77,7 @@ impl<'a> LockedAccounts<'a> {
                     .any(|other| other.lock == account.lock && other.is_at(at))
             });
             match room {
-                Some(at) => accounts[index].as_mut().place = Place::Room(at),
+                Some(at) => accounts[index].as_mut().position = Position::Room(at),
                 None => self.overflowed = true,
             }
         }
@@ -84,8 +86,8 @@ impl<'a> LockedAccounts<'a> {
     /// Returns the account if its state is a single instant.
     #[inline]
     pub(crate) fn instant(&mut self, account: &Located) -> Option<&mut u64> {
-        match account.place {
-            Place::Slot(at) => self.sets[account.lock].instant(at),
+        match account.position {
+            Position::Entry(at) => self.sets[account.lock].instant(at),
             _ => None,
         }
     }
@@ -97,10 +99,10 @@ impl<'a> LockedAccounts<'a> {
         account: &Located,
         read: impl FnOnce(Option<&AccountState>) -> T,
     ) -> T {
-        match account.place {
-            Place::Slot(at) => self.sets[account.lock].look(at, self.now, read),
-            Place::Room(_) => read(self.inherited(account).as_ref()),
-            Place::Shared | Place::Elsewhere => read(self.shared(account)),
+        match account.position {
+            Position::Entry(at) => self.sets[account.lock].look(at, self.now, read),
+            Position::Room(_) => read(self.inherited(account).as_ref()),
+            Position::Shared | Position::Elsewhere => read(self.shared(account)),
         }
     }
 
@@ -113,16 +115,18 @@ impl<'a> LockedAccounts<'a> {
         change: impl FnOnce(&mut Option<AccountState>) -> T,
     ) -> T {
         let now = self.now;
-        let (at, mut stored) = match account.place {
-            Place::Slot(at) => (at, self.sets[account.lock].take(at, now)),
-            Place::Room(at) => (at, self.inherited(account)),
-            Place::Shared | Place::Elsewhere => return self.update_shared(account, quota, change),
+        let (at, mut stored) = match account.position {
+            Position::Entry(at) => (at, self.sets[account.lock].take(at, now)),
+            Position::Room(at) => (at, self.inherited(account)),
+            Position::Shared | Position::Elsewhere => {
+                return self.update_shared(account, quota, change);
+            }
         };
         let result = change(&mut stored);
         let set = &mut self.sets[account.lock];
-        if !account.has_slot() {
+        if !account.has_entry() {
             set.claim(at, account.id, now);
-            account.place = Place::Slot(at);
+            account.position = Position::Entry(at);
         }
         set.put(at, stored, quota, now);
         result
@@ -144,7 +148,7 @@ impl<'a> LockedAccounts<'a> {
             return;
         }
         // A shared account may not have the charge, because the key may have had an account of its own.
-        if let Place::Slot(at) = account.place {
+        if let Position::Entry(at) = account.position {
             self.sets[account.lock].undo(at, quota, self.now, change);
         }
     }
@@ -158,7 +162,7 @@ impl<'a> LockedAccounts<'a> {
         quota: &Quota,
         clock: impl FnOnce() -> u64,
     ) {
-        if account.has_slot() {
+        if account.has_entry() {
             self.update(account, quota, |stored| *stored = None);
         }
         self.table.void_charges(account.set, clock() + 1);
@@ -176,7 +180,7 @@ impl<'a> LockedAccounts<'a> {
     #[cold]
     fn shared(&mut self, account: &Located) -> Option<&AccountState> {
         let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
-        let accounts = all.get(&account.shared_group())?;
+        let accounts = all.get(&account.set_group())?;
         accounts.find(account.address, self.now)
     }
 
@@ -184,10 +188,10 @@ impl<'a> LockedAccounts<'a> {
     /// one, can have one, or needs none.
     #[cold]
     pub(crate) fn shared_wait(&mut self, account: &Located) -> Option<u64> {
-        if !account.has_no_slot() || self.shared(account).is_some() {
+        if !account.has_no_entry() || self.shared(account).is_some() {
             return None;
         }
-        let accounts = self.shared.as_ref()?.get(&account.shared_group())?;
+        let accounts = self.shared.as_ref()?.get(&account.set_group())?;
         accounts.wait(self.now)
     }
 
@@ -199,7 +203,7 @@ impl<'a> LockedAccounts<'a> {
         change: impl FnOnce(&mut Option<AccountState>) -> T,
     ) -> T {
         let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
-        let accounts = all.entry(account.shared_group()).or_default();
+        let accounts = all.entry(account.set_group()).or_default();
         let mut stored = accounts.take(account.address, self.now);
         let result = change(&mut stored);
         if let Some(state) = stored {

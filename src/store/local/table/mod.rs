@@ -11,7 +11,7 @@ mod set;
 mod shared;
 
 pub(super) use self::{located::Located, locked::LockedAccounts, set::Set};
-use self::{located::Place, set::Aligned, shared::SharedTable};
+use self::{located::Position, set::Aligned, shared::SharedTable};
 use crate::store::sync::{
     AtomicU64, Mutex, MutexGuard, OnceLock,
     Ordering::{AcqRel, Acquire},
@@ -24,14 +24,14 @@ const RESET_GROUPS: usize = 1_024;
 const NO_SET: usize = usize::MAX;
 const SECOND: u64 = 1_000_000_000;
 
-/// A table of accounts with fixed memory, divided into sets of slots with one lock each.
+/// A table of accounts with fixed memory, divided into sets of entries with one lock each.
 ///
-/// A lookup usually reads one slot, and at most sixteen. The slot of an expired account can be
+/// A lookup usually reads one entry, and at most sixteen. The entry of an expired account can be
 /// reused, so no sweep is needed.
 ///
-/// New keys share accounts if their set has no free slot. The sets are divided into groups. Each
+/// New keys share accounts if their set has no free entry. The sets are divided into groups. Each
 /// group has one shared account per rule and address of a quota, which limits all new keys of the group
-/// together. A key that later gets a slot starts with the debt of the shared account. A flood of new keys
+/// together. A key that later gets an entry starts with the debt of the shared account. A flood of new keys
 /// therefore neither frees an exhausted key nor affects other rules.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -43,9 +43,9 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Creates a table with at least `slots` slots.
-    pub(super) fn new(slots: usize) -> Self {
-        let sets = (0..slots.div_ceil(WAYS).max(1))
+    /// Creates a table with at least `entries` entries.
+    pub(super) fn new(entries: usize) -> Self {
+        let sets = (0..entries.div_ceil(WAYS).max(1))
             .map(|_| Aligned::default())
             .collect();
         Self {
@@ -55,12 +55,12 @@ impl Table {
         }
     }
 
-    /// Returns the number of slots.
-    pub(super) fn slots(&self) -> usize {
+    /// Returns the number of entries.
+    pub(super) fn capacity(&self) -> usize {
         self.sets.len() * WAYS
     }
 
-    /// Counts the accounts that have not expired. Reads every slot.
+    /// Counts the accounts that have not expired. Reads every entry.
     pub(super) fn active(&self, now: u64) -> usize {
         let sets = self.sets.iter().map(|set| set.0.lock().active(now));
         sets.sum()
@@ -119,7 +119,7 @@ impl Table {
         groups[set % number].fetch_max(before, AcqRel);
     }
 
-    /// Locks the accounts of a decision, and finds their places. The ids must differ.
+    /// Locks the accounts of a decision, and finds their positions. The ids must differ.
     #[inline]
     pub(crate) fn lock<A>(&self, accounts: &mut [A], now: u64) -> LockedAccounts<'_>
     where
@@ -130,7 +130,7 @@ impl Table {
         while next < NO_SET {
             next = locked.lock_set(next, accounts);
         }
-        if accounts.iter().map(A::as_ref).any(Located::has_no_slot) {
+        if accounts.iter().map(A::as_ref).any(Located::has_no_entry) {
             locked.find_rooms(accounts);
         }
         locked
@@ -141,7 +141,7 @@ impl Table {
     fn select_sets<A: AsMut<Located>>(&self, accounts: &mut [A]) -> usize {
         let mut first = NO_SET;
         for account in accounts.iter_mut().map(A::as_mut) {
-            if account.place != Place::Elsewhere {
+            if account.position != Position::Elsewhere {
                 account.set = self.index(account.id);
                 first = first.min(account.set);
             }

@@ -1,4 +1,4 @@
-//! Sets of slots, which hold the accounts.
+//! Sets of entries, which hold the accounts.
 
 use super::SECOND;
 use crate::{
@@ -12,8 +12,8 @@ use crate::{
 #[repr(align(128))]
 pub(super) struct Aligned(pub(super) Mutex<Set>);
 
-/// A set of slots. A slot holds one account: a part of its id, and the instant at which it expires.
-/// For a plain GCRA quota, that instant is the whole state. Other states are kept beside the slots.
+/// A set of entries. An entry holds one account: a part of its id, and the instant at which it expires.
+/// For a plain GCRA quota, that instant is the whole state. Other states are kept beside the entries.
 ///
 /// The fields are in the order in which a lookup needs them, so that it reads few cache lines.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ pub(crate) struct Set {
 }
 
 impl Set {
-    /// Returns the slot that holds `id`, if any.
+    /// Returns the entry that holds `id`, if any.
     #[inline]
     pub(crate) fn find(&self, id: u64) -> Option<usize> {
         let first = first(id);
@@ -53,8 +53,8 @@ impl Set {
         probe(id).find(|at| self.ids[*at] == low(id))
     }
 
-    /// Returns a free slot for `id` for which `except` returns `false`: the one that expired first. A
-    /// slot that expired later may belong to a key that comes back soon.
+    /// Returns a free entry for `id` for which `except` returns `false`: the one that expired first. An
+    /// entry that expired later may belong to a key that comes back soon.
     pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
         let mut room = None;
         let mut least = now.saturating_add(1);
@@ -63,13 +63,13 @@ impl Set {
                 (room, least) = (Some(at), self.expires_at[at]);
             }
             if least == 0 {
-                break; // a slot that was never used
+                break; // an entry that was never used
             }
         }
         room
     }
 
-    /// Assigns a free slot to a new account, if it starts at `now` and without debt.
+    /// Assigns a free entry to a new account, if it starts at `now` and without debt.
     #[inline(never)]
     pub(super) fn claim_without_debt(
         &mut self,
@@ -85,7 +85,7 @@ impl Set {
         Some(at)
     }
 
-    /// Assigns the free slot `at` to `id`.
+    /// Assigns the free entry `at` to `id`.
     pub(super) fn claim(&mut self, at: usize, id: u64, now: u64) {
         self.ids[at % WAYS] = low(id);
         if let Some(states) = &mut self.states {
@@ -111,20 +111,20 @@ impl Set {
         all.filter(|instant| **instant > now).count()
     }
 
-    /// Returns the account in this slot, if its state is a single instant.
+    /// Returns the account in this entry, if its state is a single instant.
     #[inline]
     pub(super) fn instant(&mut self, at: usize) -> Option<&mut u64> {
         let is_instant = self.state(at).is_none();
         is_instant.then(|| &mut self.expires_at[at % WAYS])
     }
 
-    /// Returns the state of the account in this slot, if the state is more than one instant.
+    /// Returns the state of the account in this entry, if the state is more than one instant.
     #[inline]
     fn state(&self, at: usize) -> Option<&AccountState> {
         self.states.as_ref()?[at % WAYS].as_ref()
     }
 
-    /// Calls `read` with the account in this slot, unless it has expired.
+    /// Calls `read` with the account in this entry, unless it has expired.
     #[inline]
     pub(super) fn look<T>(
         &self,
@@ -142,7 +142,7 @@ impl Set {
         }
     }
 
-    /// Takes the account out of this slot, unless it has expired.
+    /// Takes the account out of this entry, unless it has expired.
     #[inline]
     pub(super) fn take(&mut self, at: usize, now: u64) -> Option<AccountState> {
         let expires_at = self.expires_at[at % WAYS];
@@ -153,7 +153,7 @@ impl Set {
         (expires_at > now).then(|| state.unwrap_or(AccountState::Gcra(expires_at)))
     }
 
-    /// Stores an account in this slot. `None` drops the account.
+    /// Stores an account in this entry. `None` drops the account.
     #[inline]
     pub(super) fn put(
         &mut self,
@@ -217,7 +217,7 @@ fn low(id: u64) -> [u8; 6] {
     low
 }
 
-/// Returns the first slot in the search order of `id`.
+/// Returns the first entry in the search order of `id`.
 #[inline]
 #[expect(
     clippy::cast_possible_truncation,
@@ -227,7 +227,7 @@ fn first(id: u64) -> usize {
     id as usize % WAYS
 }
 
-/// Returns all slots in the search order of `id`.
+/// Returns all entries in the search order of `id`.
 fn probe(id: u64) -> impl Iterator<Item = usize> {
     (0..WAYS).map(move |n| (first(id) + n) % WAYS)
 }

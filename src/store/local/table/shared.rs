@@ -1,24 +1,24 @@
-//! Accounts that new keys share while their set has no free slot.
+//! Accounts that new keys share while their set has no free entry.
 
 use std::collections::HashMap;
 
 use crate::{algorithm::AccountState, name::RuleName, quota::QuotaAddress};
 
 /// The maximum number of groups of sets with the same shared accounts.
-pub(super) const SHARED_GROUPS: usize = 2_048;
+pub(super) const SET_GROUPS: usize = 2_048;
 /// The number of quotas of a rule with shared accounts in a group. New keys under other quotas are
 /// denied.
 const SHARED_QUOTAS: usize = 32;
 
 /// A rule in a group of sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct SharedGroup {
+pub(super) struct SetGroup {
     pub(super) rule: RuleName,
     /// The number of the group.
     pub(super) sets: u16,
 }
 
-pub(super) type SharedTable = HashMap<SharedGroup, SharedAccounts>;
+pub(super) type SharedTable = HashMap<SetGroup, SharedAccounts>;
 
 /// The shared accounts of a rule in a group of sets, at most one for each address of a quota.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
-//! Decisions on accounts in different cluster slots.
+//! Decisions on accounts in different hash slots.
 //!
-//! Each slot has its own call, and the calls run concurrently. If a call is denied or fails, the
+//! Each hash slot has its own call, and the calls run concurrently. If a call is denied or fails, the
 //! charges of the other calls are undone.
 
 use std::{
@@ -28,37 +28,39 @@ use crate::{
 };
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    /// Charges all accounts of `request`, or none. Each of `parts` is a piece of the request, and is
-    /// sent in its own call.
+    /// Charges all accounts of `request`, or none. Each of `subrequests` is sent in its own call.
     ///
     /// The calls continue if the caller is dropped, so that charges can be undone.
-    pub(crate) async fn take_parts(
+    pub(crate) async fn take_subrequests(
         self,
         request: Arc<Request>,
-        parts: Vec<Request>,
+        subrequests: Vec<Request>,
     ) -> Result<Decision, RedisError> {
         let (tx, rx) = oneshot::channel();
-        runtime()?.spawn(self.decide_parts(request, parts, tx));
+        runtime()?.spawn(self.decide_subrequests(request, subrequests, tx));
         rx.await.unwrap_or_else(|_| {
             let text = "the task of the decision ended";
             Err(RedisError::new(RedisErrorKind::Other, text))
         })
     }
 
-    async fn decide_parts(
+    async fn decide_subrequests(
         self,
         request: Arc<Request>,
-        parts: Vec<Request>,
+        subrequests: Vec<Request>,
         tx: oneshot::Sender<Result<Decision, RedisError>>,
     ) {
-        let mut parts = Parts::new(&request, parts);
-        let calls = parts.parts.iter().map(|part| self.take_queued(part));
-        parts.replies = join_all(calls).await;
-        let keeps = parts.permit();
-        let decision = parts.combine(keeps);
-        let undos = parts.undone(keeps).filter_map(|(part, reply)| {
-            let (charged, taken) = charged_part(part, reply)?;
-            Some(self.undo_part(charged, taken, None))
+        let mut split = Subrequests::new(&request, subrequests);
+        let calls = split
+            .all
+            .iter()
+            .map(|subrequest| self.take_queued(subrequest));
+        split.replies = join_all(calls).await;
+        let keeps = split.permit();
+        let decision = split.combine(keeps);
+        let undos = split.undone(keeps).filter_map(|(subrequest, reply)| {
+            let (charged, taken) = charged_subset(subrequest, reply)?;
+            Some(self.undo_subrequest(charged, taken, None))
         });
         let mut undos = pin!(join_all(undos));
         // Sends the undo calls before the caller can retry, but does not wait for them.
@@ -69,26 +71,34 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    /// Returns the decision that [`take_parts`](Self::take_parts) would make.
-    pub(crate) async fn peek_parts(self, request: Arc<Request>) -> Result<Decision, RedisError> {
-        let mut parts = Parts::new(&request, request.split(self.settings.sharded));
-        let calls = parts
-            .parts
+    /// Returns the decision that [`take_subrequests`](Self::take_subrequests) would make.
+    pub(crate) async fn peek_subrequests(
+        self,
+        request: Arc<Request>,
+    ) -> Result<Decision, RedisError> {
+        let mut split = Subrequests::new(&request, request.split(self.settings.sharded));
+        let calls = split
+            .all
             .iter()
-            .map(|part| self.execute(part, ScriptOp::Peek));
-        parts.replies = join_all(calls).await;
-        parts.combine(parts.permit())
+            .map(|subrequest| self.execute(subrequest, ScriptOp::Peek));
+        split.replies = join_all(calls).await;
+        split.combine(split.permit())
     }
 
     /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
-    pub(crate) fn undo_parts(&self, request: &Request, taken: &Decision, units: Option<u32>) {
+    pub(crate) fn undo_in_background(
+        &self,
+        request: &Request,
+        taken: &Decision,
+        units: Option<u32>,
+    ) {
         let Ok(runtime) = runtime() else { return };
-        for part in request.charged(taken).split(self.settings.sharded) {
+        for subrequest in request.charged(taken).split(self.settings.sharded) {
             let store = self.clone();
             let taken = taken.clone();
             let undoing = self.shared.undoing.clone();
             let mut undo = Box::pin(async move {
-                store.undo_part(part, taken, units).await;
+                store.undo_subrequest(subrequest, taken, units).await;
                 drop(undoing);
             });
             // Sent now, because queued charges come back only in the order of these calls. With a driven
@@ -101,53 +111,57 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    /// Undoes the charges of `part`. `taken` is the decision of the server that made them.
-    async fn undo_part(&self, part: Request, taken: Decision, units: Option<u32>) {
+    /// Undoes the charges of `subrequest`. `taken` is the decision of the server that made them.
+    async fn undo_subrequest(&self, subrequest: Request, taken: Decision, units: Option<u32>) {
         // A charge that cannot be undone is refilled with time.
-        drop(self.execute(&part, ScriptOp::Undo(&taken, units)).await);
+        drop(
+            self.execute(&subrequest, ScriptOp::Undo(&taken, units))
+                .await,
+        );
     }
 }
 
 /// Returns the accounts that a call has charged, and its decision, or `None` without a charge.
-fn charged_part(part: &Request, reply: &Reply) -> Option<(Request, Decision)> {
-    let charged = part.part(|at| reply.accounts[at].charges > 0 && part.accounts[at].has_rates());
-    (!charged.accounts.is_empty()).then(|| (charged, reply.decision(part)))
+fn charged_subset(subrequest: &Request, reply: &Reply) -> Option<(Request, Decision)> {
+    let charged = subrequest
+        .subset(|at| reply.accounts[at].charges > 0 && subrequest.accounts[at].has_rates());
+    (!charged.accounts.is_empty()).then(|| (charged, reply.decision(subrequest)))
 }
 
-/// The parts of a request, and their replies.
-struct Parts<'r> {
+/// The requests into which a request is split, and their replies.
+struct Subrequests<'r> {
     request: &'r Request,
-    parts: Vec<Arc<Request>>,
+    all: Vec<Arc<Request>>,
     replies: Vec<Result<Reply, RedisError>>,
 }
 
-impl<'r> Parts<'r> {
-    fn new(request: &'r Request, parts: Vec<Request>) -> Self {
-        let parts = parts
+impl<'r> Subrequests<'r> {
+    fn new(request: &'r Request, subrequests: Vec<Request>) -> Self {
+        let all = subrequests
             .into_iter()
-            .map(|part| Arc::new(part.standalone()))
+            .map(|subrequest| Arc::new(subrequest.standalone()))
             .collect();
         Self {
             request,
-            parts,
+            all,
             replies: Vec::new(),
         }
     }
 
-    /// Returns `true` if all calls were allowed. Otherwise, no part keeps its charges.
+    /// Returns `true` if all calls were allowed. Otherwise, none keeps its charges.
     fn permit(&self) -> bool {
-        let mut calls = self.parts.iter().zip(&self.replies);
-        calls.all(|(part, reply)| {
+        let mut calls = self.all.iter().zip(&self.replies);
+        calls.all(|(subrequest, reply)| {
             reply
                 .as_ref()
-                .is_ok_and(|reply| reply.allowed > 0 && !reply.is_outside(part))
+                .is_ok_and(|reply| reply.allowed > 0 && !reply.is_outside(subrequest))
         })
     }
 
-    /// Returns the parts whose charges are undone.
+    /// Returns those whose charges are undone.
     fn undone(&self, keeps: bool) -> impl Iterator<Item = (&Request, &Reply)> {
-        let all = self.parts.iter().zip(&self.replies).filter(move |_| !keeps);
-        all.filter_map(|(part, reply)| Some((&**part, reply.as_ref().ok()?)))
+        let all = self.all.iter().zip(&self.replies).filter(move |_| !keeps);
+        all.filter_map(|(subrequest, reply)| Some((&**subrequest, reply.as_ref().ok()?)))
     }
 
     fn combine(&mut self, keeps: bool) -> Result<Decision, RedisError> {
@@ -175,11 +189,11 @@ impl<'r> Parts<'r> {
     }
 
     fn reply_to(&self, account: &AccountRequest) -> Option<&AccountReply> {
-        self.parts
+        self.all
             .iter()
             .zip(&self.replies)
-            .find_map(|(part, reply)| {
-                let at = part
+            .find_map(|(subrequest, reply)| {
+                let at = subrequest
                     .accounts
                     .iter()
                     .position(|other| other.address == account.address)?;

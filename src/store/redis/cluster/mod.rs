@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::{
     node::Connect,
-    topology::{SLOTS, slot},
+    topology::{HASH_SLOTS, hash_slot},
 };
 use self::{
     node::{Connector, Node},
@@ -37,13 +37,13 @@ const MAX_REDIRECTIONS: u32 = 5;
 const TRY_AGAIN: Duration = Duration::from_millis(1);
 const MAX_TRY_AGAIN: Duration = Duration::from_millis(16);
 
-/// Connections to the servers of a cluster. Follows moved slots and failovers.
+/// Connections to the servers of a cluster. Follows moved hash slots and failovers.
 ///
 /// Each server has one connection, which reconnects by itself. A server that does not reply delays no
 /// calls to other servers. A [`Breaker`](crate::store::Breaker) stops the calls to this server only.
 ///
-/// After a failure, a timeout or a redirection, one task asks the cluster which server has each slot. While
-/// the failure lasts, the task asks again, with pauses of up to half a second.
+/// After a failure, a timeout or a redirection, one task asks the cluster which server has each hash
+/// slot. While the failure lasts, the task asks again, with pauses of up to half a second.
 ///
 /// Created by [`RedisStore::cluster`](crate::RedisStore::cluster). Clones share the connections.
 #[derive(Clone)]
@@ -72,7 +72,7 @@ impl ClusterLink {
     pub(crate) fn servers(&self, accounts: impl Iterator<Item = String>) -> Vec<FailureDomain> {
         let mut servers = Vec::new();
         for key in accounts {
-            let master = self.routes.master(slot(key.as_bytes()));
+            let master = self.routes.master(hash_slot(key.as_bytes()));
             let server =
                 master.map_or_else(|_| self.routes.missing.clone(), |node| node.domain.clone());
             if !servers.contains(&server) {
@@ -86,9 +86,9 @@ impl ClusterLink {
         servers
     }
 
-    /// Returns the address of the master of a slot.
-    pub(crate) fn server(&self, slot: u16) -> Option<String> {
-        Some(self.routes.master(slot).ok()?.address.clone())
+    /// Returns the address of the master of a hash slot.
+    pub(crate) fn server(&self, hash_slot: u16) -> Option<String> {
+        Some(self.routes.master(hash_slot).ok()?.address.clone())
     }
 
     /// Returns `true` if the connections note silence.
@@ -96,13 +96,13 @@ impl ClusterLink {
         self.routes.connect.is_judged
     }
 
-    /// Returns the state of the worst of the servers of some slots.
+    /// Returns the state of the worst of the servers of some hash slots.
     pub(crate) fn server_state(
         &self,
-        slots: impl Iterator<Item = u16>,
+        hash_slots: impl Iterator<Item = u16>,
         time: Duration,
     ) -> ServerState {
-        let states = slots.map(|slot| match self.routes.master(slot) {
+        let states = hash_slots.map(|hash_slot| match self.routes.master(hash_slot) {
             Ok(node) => node.link.server_state(time),
             Err(_) => ServerState::Silent,
         });
@@ -118,13 +118,13 @@ impl ClusterLink {
             .collect()
     }
 
-    /// Sends a command to the master of `slot`. Follows redirections.
-    async fn call(&self, slot: u16, command: &Cmd) -> RedisResult<Value> {
+    /// Sends a command to the master of `hash_slot`. Follows redirections.
+    async fn call(&self, hash_slot: u16, command: &Cmd) -> RedisResult<Value> {
         let deadline = Instant::now() + TIMEOUT;
         self.routes.loaded(deadline).await?;
         let unanswered = RefreshOnDrop(&self.routes);
         let mut target = Target {
-            node: self.routes.master(slot)?,
+            node: self.routes.master(hash_slot)?,
             asking: false,
         };
         let mut redirections = 0;
@@ -169,7 +169,7 @@ impl ClusterLink {
     }
 }
 
-/// Asks for the slots if a call fails, or is dropped before its reply because it took too long.
+/// Asks for the hash slots if a call fails, or is dropped before its reply because it took too long.
 struct RefreshOnDrop<'a>(&'a Arc<Routes>);
 
 impl Drop for RefreshOnDrop<'_> {
@@ -189,7 +189,7 @@ impl ConnectionLike for ClusterLink {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         Box::pin(async move {
             match key(command) {
-                Some(key) => self.call(slot(key), command).await,
+                Some(key) => self.call(hash_slot(key), command).await,
                 None => Err((Raw::InvalidClientConfig, "a command without a key").into()),
             }
         })

@@ -11,7 +11,7 @@ use redis::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use super::topology::{SlotRange, ranges};
+use super::topology::{HashSlotRange, ranges};
 use crate::store::{
     BoxFuture, FailureDomain,
     redis::connection::{Link, dial::Dialed},
@@ -61,7 +61,7 @@ impl Node {
 
     /// Sends a command.
     ///
-    /// With `asking`, the server also accepts the keys of a slot that is still moving to it.
+    /// With `asking`, the server also accepts the keys of a hash slot that is still moving to it.
     pub(super) async fn call(
         &self,
         command: &Cmd,
@@ -84,8 +84,8 @@ impl Node {
         reply
     }
 
-    /// Asks the server for all slots of the cluster.
-    pub(super) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
+    /// Asks the server for all hash slots of the cluster.
+    pub(super) async fn hash_slots(&self) -> RedisResult<Vec<HashSlotRange>> {
         let mut command = cmd("CLUSTER");
         ranges(
             &self

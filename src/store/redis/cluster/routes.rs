@@ -1,4 +1,4 @@
-//! The master of each slot of a cluster. At most one task at a time asks the servers for them.
+//! The master of each hash slot of a cluster. At most one task at a time asks the servers for them.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{
     node::{Connector, Node},
-    topology::{SLOTS, SlotRange, split_address},
+    topology::{HASH_SLOTS, HashSlotRange, split_address},
 };
 use crate::{
     log::warn,
@@ -39,22 +39,22 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// The time without a reply after which the next server is asked, too.
 const STAGGER: Duration = Duration::from_millis(25);
 
-/// The servers of a cluster, and the master of each slot.
+/// The servers of a cluster, and the master of each hash slot.
 pub(super) struct Routes {
     seeds: Vec<Arc<Node>>,
     pub(super) connect: Connector,
-    owners: watch::Sender<SlotOwners>,
-    /// Stands for the server of a slot whose server is unknown.
+    owners: watch::Sender<HashSlotOwners>,
+    /// Stands for the server of a hash slot whose server is unknown.
     pub(super) missing: FailureDomain,
-    /// The permit to refresh the slots. At most one task holds the permit.
+    /// The permit to refresh the hash slots. At most one task holds the permit.
     refreshing: Arc<Semaphore>,
     is_wanted: AtomicBool,
     refreshes: AtomicUsize,
 }
 
 #[derive(Default)]
-struct SlotOwners {
-    /// The master of each slot. Empty until a server has reported the slots.
+struct HashSlotOwners {
+    /// The master of each hash slot. Empty until a server has reported the hash slots.
     masters: Vec<Option<Arc<Node>>>,
     /// All servers by address, with replicas.
     nodes: HashMap<String, Arc<Node>>,
@@ -65,7 +65,7 @@ struct SlotOwners {
 /// The server to which a call is sent.
 pub(super) struct Target {
     pub(super) node: Arc<Node>,
-    /// `true` if a slot is still moving to the server.
+    /// `true` if a hash slot is still moving to the server.
     pub(super) asking: bool,
 }
 
@@ -85,7 +85,7 @@ impl Routes {
         }
     }
 
-    /// Waits until a server has reported the slots.
+    /// Waits until a server has reported the hash slots.
     pub(super) async fn loaded(self: &Arc<Self>, deadline: Instant) -> RedisResult<()> {
         if !self.owners.borrow().masters.is_empty() {
             return Ok(());
@@ -96,7 +96,7 @@ impl Routes {
         loop {
             match &*updates.borrow_and_update() {
                 owners if !owners.masters.is_empty() => return Ok(()),
-                SlotOwners {
+                HashSlotOwners {
                     failed: Some(failed),
                     ..
                 } if !waits => return Err(failed.clone()),
@@ -110,19 +110,19 @@ impl Routes {
         }
     }
 
-    /// Returns the master of a slot.
-    pub(super) fn master(&self, slot: u16) -> RedisResult<Arc<Node>> {
+    /// Returns the master of a hash slot.
+    pub(super) fn master(&self, hash_slot: u16) -> RedisResult<Arc<Node>> {
         let master = self
             .owners
             .borrow()
             .masters
-            .get(usize::from(slot))
+            .get(usize::from(hash_slot))
             .cloned()
             .flatten();
         master.ok_or_else(|| not_connected("no server of the cluster has the slot"))
     }
 
-    /// Returns the masters of all slots.
+    /// Returns the masters of all hash slots.
     pub(super) fn masters(&self) -> Vec<Arc<Node>> {
         let owners = self.owners.borrow();
         let masters = owners
@@ -137,8 +137,8 @@ impl Routes {
             .collect()
     }
 
-    /// Returns the target that a redirection names. If the slot has moved, updates its master, and starts
-    /// to ask for the others.
+    /// Returns the target that a redirection names. If the hash slot has moved, updates its master, and
+    /// starts to ask for the others.
     pub(super) fn redirect(
         self: &Arc<Self>,
         redirection: &RedisError,
@@ -149,8 +149,8 @@ impl Routes {
             self.refresh()?;
         }
         let named = redirection.redirect_node();
-        let named = named.and_then(|(to, slot)| Some((split_address(to)?, slot)));
-        let Some(((host, port), slot)) = named else {
+        let named = named.and_then(|(to, hash_slot)| Some((split_address(to)?, hash_slot)));
+        let Some(((host, port), hash_slot)) = named else {
             return Err(redirection.clone());
         };
         let host = if host.is_empty() {
@@ -166,7 +166,11 @@ impl Routes {
                 .entry(node.address.clone())
                 .or_insert(node.clone())
                 .clone();
-            if let Some(master) = owners.masters.get_mut(usize::from(slot)).filter(|_| moved) {
+            if let Some(master) = owners
+                .masters
+                .get_mut(usize::from(hash_slot))
+                .filter(|_| moved)
+            {
                 *master = Some(node.clone());
             }
             false
@@ -177,7 +181,7 @@ impl Routes {
         })
     }
 
-    /// Starts a task that asks for the slots. Returns `false` if such a task is running.
+    /// Starts a task that asks for the hash slots. Returns `false` if such a task is running.
     pub(super) fn refresh(self: &Arc<Self>) -> RedisResult<bool> {
         let runtime = runtime()?;
         self.is_wanted.store(true, Release);
@@ -186,7 +190,7 @@ impl Routes {
         Ok(started.is_ok())
     }
 
-    /// Returns the servers to ask for the slots, with failing servers last.
+    /// Returns the servers to ask for the hash slots, with failing servers last.
     fn candidates(&self) -> Vec<Arc<Node>> {
         let mut all = self.masters();
         let owners = self.owners.borrow();
@@ -212,9 +216,13 @@ impl Routes {
     }
 
     /// Returns the owners of reported ranges. Known nodes keep their connections.
-    fn owners_of(&self, ranges: &[SlotRange], known: &HashMap<String, Arc<Node>>) -> SlotOwners {
+    fn owners_of(
+        &self,
+        ranges: &[HashSlotRange],
+        known: &HashMap<String, Arc<Node>>,
+    ) -> HashSlotOwners {
         let mut nodes = HashMap::new();
-        let mut masters = vec![None; SLOTS.into()];
+        let mut masters = vec![None; HASH_SLOTS.into()];
         for range in ranges {
             let servers = range.servers.iter().map(|(host, port)| {
                 let node = self.node(known, host, *port);
@@ -223,14 +231,14 @@ impl Routes {
             let servers: Vec<_> = servers.collect();
             masters[range.first.into()..=range.last.into()].fill(servers.first().cloned());
         }
-        SlotOwners {
+        HashSlotOwners {
             masters,
             nodes,
             failed: None,
         }
     }
 
-    fn update(&self, ranges: RedisResult<Vec<SlotRange>>) {
+    fn update(&self, ranges: RedisResult<Vec<HashSlotRange>>) {
         let before = self.masters();
         let mut failed = None;
         self.owners.send_modify(|owners| match ranges {
@@ -257,7 +265,7 @@ impl Routes {
     }
 }
 
-/// Refreshes the slots until no caller needs another refresh. The permit is released at the end,
+/// Refreshes the hash slots until no caller needs another refresh. The permit is released at the end,
 /// even if the runtime drops the task.
 async fn refresh(weak: Weak<Routes>, _permit: OwnedSemaphorePermit) {
     let mut pause = MIN_PAUSE;
@@ -276,14 +284,14 @@ async fn refresh(weak: Weak<Routes>, _permit: OwnedSemaphorePermit) {
     }
 }
 
-/// Asks the servers for the slots, at most [`STAGGER`] apart, and returns the first valid reply.
-async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
+/// Asks the servers for the hash slots, at most [`STAGGER`] apart, and returns the first valid reply.
+async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<HashSlotRange>> {
     let mut candidates = candidates.into_iter();
     let mut asked = FuturesUnordered::new();
     let mut failed = not_connected("no server of the cluster replies");
     loop {
         match candidates.next() {
-            Some(node) => asked.push(async move { node.slots().await }),
+            Some(node) => asked.push(async move { node.hash_slots().await }),
             None if asked.is_empty() => return Err(failed),
             None => {}
         }

@@ -1,22 +1,22 @@
-//! The slots of a cluster, and the servers that have them, as `CLUSTER SLOTS` reports.
+//! The hash slots of a cluster, and the servers that have them, as `CLUSTER SLOTS` reports.
 
 use redis::{RedisError, Value, from_redis_value_ref};
 
-/// The number of slots of a cluster.
-pub(crate) const SLOTS: u16 = 16_384;
+/// The number of hash slots of a cluster.
+pub(crate) const HASH_SLOTS: u16 = 16_384;
 
-/// Consecutive slots with one master.
+/// Consecutive hash slots with one master.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SlotRange {
+pub(super) struct HashSlotRange {
     pub(super) first: u16,
     pub(super) last: u16,
     /// The address of the master, then those of its replicas.
     pub(super) servers: Vec<(String, u16)>,
 }
 
-/// Returns the slot of a key: its CRC-16, as defined by Redis Cluster.
-pub(crate) fn slot(key: &[u8]) -> u16 {
-    // Each key of this store contains braces, and the text inside of them selects the slot.
+/// Returns the hash slot of a key: its CRC-16, as defined by Redis Cluster.
+pub(crate) fn hash_slot(key: &[u8]) -> u16 {
+    // Each key of this store contains braces, and the text inside of them selects the hash slot.
     let inside = key
         .split(|byte| *byte == b'{')
         .nth(1)
@@ -32,12 +32,12 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
             };
         }
     }
-    crc % SLOTS
+    crc % HASH_SLOTS
 }
 
 /// Parses the reply to `CLUSTER SLOTS`. An empty host in the reply stands for `host`, the host of
 /// the server that replied.
-pub(super) fn ranges(reply: &Value, host: &str) -> Result<Vec<SlotRange>, RedisError> {
+pub(super) fn ranges(reply: &Value, host: &str) -> Result<Vec<HashSlotRange>, RedisError> {
     let ranges = reply.as_sequence().unwrap_or_default().iter();
     let ranges: Vec<_> = ranges.filter_map(|range| read(range, host)).collect();
     if ranges.is_empty() {
@@ -52,7 +52,7 @@ pub(super) fn split_address(address: &str) -> Option<(&str, u16)> {
     Some((host, port.parse().ok()?))
 }
 
-fn read(range: &Value, host: &str) -> Option<SlotRange> {
+fn read(range: &Value, host: &str) -> Option<HashSlotRange> {
     let [first, last, servers @ ..] = range.as_sequence()? else {
         return None;
     };
@@ -64,7 +64,7 @@ fn read(range: &Value, host: &str) -> Option<SlotRange> {
         .iter()
         .filter_map(|server| read_address(server, host))
         .collect();
-    (first <= last && last < SLOTS).then_some(SlotRange {
+    (first <= last && last < HASH_SLOTS).then_some(HashSlotRange {
         first,
         last,
         servers,
@@ -112,7 +112,7 @@ mod tests {
             ("{bar}:0", 5_061),
             ("a", 15_495),
         ] {
-            assert_eq!(slot(key.as_bytes()), expected, "{key}");
+            assert_eq!(hash_slot(key.as_bytes()), expected, "{key}");
         }
     }
 
@@ -127,7 +127,7 @@ mod tests {
             Value::Nil,
         ]);
         let servers = vec![("10.0.0.1".into(), 7_000), ("me".into(), 7_001)];
-        let expected = [SlotRange {
+        let expected = [HashSlotRange {
             first: 0,
             last: 99,
             servers,

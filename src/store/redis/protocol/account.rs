@@ -11,7 +11,7 @@ use crate::{
     algorithm::Demand,
     name::RuleName,
     quota::QuotaAddress,
-    store::{Charge, redis::cluster::slot},
+    store::{Charge, redis::cluster::hash_slot},
 };
 
 /// The most quotas of a rule that are not part of a call.
@@ -32,10 +32,10 @@ pub(crate) struct AccountRequest {
 type QuotaRequests = SmallVec<[QuotaRequest; 1]>;
 
 impl AccountRequest {
-    /// Returns the slot of the account on a cluster. A store that is not `sharded` has one slot.
-    pub(crate) fn slot(&self, sharded: bool) -> u16 {
+    /// Returns the hash slot of the account. A store that is not `sharded` has one.
+    pub(crate) fn hash_slot(&self, sharded: bool) -> u16 {
         if sharded {
-            slot(self.address.as_bytes())
+            hash_slot(self.address.as_bytes())
         } else {
             0
         }
@@ -53,16 +53,17 @@ impl AccountRequest {
     ) -> Vec<u8> {
         let mut plan = EncodedPlan::default();
         let mut count = 0;
-        for (index, part) in self.quotas.iter().enumerate() {
+        for (index, quota_request) in self.quotas.iter().enumerate() {
             if let Some(take) = slots(index) {
                 let set = key(take.set.to_string());
                 let mark = take.mark_key().map_or(0, &mut key);
-                plan = plan.slots(part, take, [set, mark]);
-            } else if let Some(change) = change(index, part.demand) {
-                // The list is in the cluster slot of its account.
-                let list = has_list(&part.quota).then(|| self.part_key(":", part.address));
+                plan = plan.slots(quota_request, take, [set, mark]);
+            } else if let Some(change) = change(index, quota_request.demand) {
+                // The list is in the hash slot of its account.
+                let list = has_list(&quota_request.quota)
+                    .then(|| self.quota_key(":", quota_request.address));
                 let list = list.map_or(0, &mut key);
-                plan = plan.rate(part, change, list, now);
+                plan = plan.rate(quota_request, change, list, now);
             } else {
                 continue;
             }
@@ -77,7 +78,7 @@ impl AccountRequest {
     }
 
     /// Returns the key beside the account that belongs to a quota.
-    pub(crate) fn part_key(&self, separator: &str, address: QuotaAddress) -> String {
+    pub(crate) fn quota_key(&self, separator: &str, address: QuotaAddress) -> String {
         format!("{}{separator}{:08x}", self.address, address.number())
     }
 
@@ -108,12 +109,14 @@ impl AccountRequest {
     /// Returns the quotas of slots, with their indices in the account.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, &QuotaRequest)> {
         let all = self.quotas.iter().enumerate();
-        all.filter(|(_, part)| part.quota.is_concurrent())
+        all.filter(|(_, quota_request)| quota_request.quota.is_concurrent())
     }
 
     /// Returns `true` if one of the quotas is a rate.
     pub(crate) fn has_rates(&self) -> bool {
-        self.quotas.iter().any(|part| !part.quota.is_concurrent())
+        self.quotas
+            .iter()
+            .any(|quota_request| !quota_request.quota.is_concurrent())
     }
 
     /// Returns `true` if a block of the key denies the call.
@@ -123,7 +126,9 @@ impl AccountRequest {
 
     /// Returns `true` if the call charges one of the quotas.
     pub(crate) fn charges(&self) -> bool {
-        self.quotas.iter().any(|part| part.demand.cost > 0)
+        self.quotas
+            .iter()
+            .any(|quota_request| quota_request.demand.cost > 0)
     }
 
     /// Adds a charge, without its quotas.
@@ -140,16 +145,16 @@ impl AccountRequest {
     }
 
     /// Adds a quota, and returns its index. Demands on one account are added.
-    pub(super) fn add(&mut self, part: QuotaRequest) -> usize {
+    pub(super) fn add(&mut self, quota_request: QuotaRequest) -> usize {
         let mut known = self.quotas.iter();
-        let Some(index) = known.position(|known| known.address == part.address) else {
-            self.quotas.push(part);
+        let Some(index) = known.position(|known| known.address == quota_request.address) else {
+            self.quotas.push(quota_request);
             return self.quotas.len() - 1;
         };
         let demand = &mut self.quotas[index].demand;
-        demand.cost = demand.cost.saturating_add(part.demand.cost);
-        demand.headroom = demand.headroom.max(part.demand.headroom);
-        demand.max_wait = demand.max_wait.min(part.demand.max_wait);
+        demand.cost = demand.cost.saturating_add(quota_request.demand.cost);
+        demand.headroom = demand.headroom.max(quota_request.demand.headroom);
+        demand.max_wait = demand.max_wait.min(quota_request.demand.max_wait);
         index
     }
 }

@@ -1,4 +1,4 @@
-//! Names of the keys in Redis. All keys of an account are in one cluster slot.
+//! Names of the keys in Redis. All keys of an account are in one hash slot.
 
 use std::fmt::Write;
 

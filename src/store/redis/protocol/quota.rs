@@ -54,23 +54,29 @@ impl QuotaRequest {
 impl EncodedPlan {
     /// Appends the letter of the algorithm and the address of a quota, whether it is charged, and one
     /// more flag.
-    fn head(self, part: &QuotaRequest, flag: bool) -> Self {
-        self.int::<1>(letter(&part.quota).into())
-            .int::<4>(part.address.number().into())
-            .int::<1>(u64::from(part.demand.cost > 0))
+    fn head(self, quota_request: &QuotaRequest, flag: bool) -> Self {
+        self.int::<1>(letter(&quota_request.quota).into())
+            .int::<4>(quota_request.address.number().into())
+            .int::<1>(u64::from(quota_request.demand.cost > 0))
             .int::<1>(u64::from(flag))
     }
 
     /// Appends a demand on a rate, its change, and the edges of calendar periods around `now`. `list` is
     /// the index of the list of a sliding log in the keys of the script.
-    pub(super) fn rate(self, part: &QuotaRequest, change: Change, list: usize, now: u64) -> Self {
-        let quota = &part.quota;
-        let demand = part.demand;
+    pub(super) fn rate(
+        self,
+        quota_request: &QuotaRequest,
+        change: Change,
+        list: usize,
+        now: u64,
+    ) -> Self {
+        let quota = &quota_request.quota;
+        let demand = quota_request.demand;
         let flag = match change {
             Change::Undo(receipt) => !receipt.queued,
             Change::Charge | Change::Units(_) => demand.need() <= quota.raised_limit(),
         };
-        let plan = self.head(part, flag);
+        let plan = self.head(quota_request, flag);
         let plan = if quota.is_gcra() {
             plan.gcra(quota, demand, change)
         } else {
@@ -82,13 +88,18 @@ impl EncodedPlan {
 
     /// Appends a demand on slots. `keys` are the indices of the sorted set and of its mark in the keys of
     /// the script.
-    pub(super) fn slots(self, part: &QuotaRequest, take: &SlotTake, keys: [usize; 2]) -> Self {
-        let demand = part.demand;
-        let limit = part.quota.raised_limit();
+    pub(super) fn slots(
+        self,
+        quota_request: &QuotaRequest,
+        take: &SlotTake,
+        keys: [usize; 2],
+    ) -> Self {
+        let demand = quota_request.demand;
+        let limit = quota_request.quota.raised_limit();
         let fits = demand.need() <= limit && demand.cost <= MAX_COST;
         let need = if fits { demand.need() } else { MOST_UNITS };
         let [set, mark] = keys.map(|key| key as u64);
-        self.head(part, fits)
+        self.head(quota_request, fits)
             .int::<2>(take.cost.into())
             .int::<5>(need)
             .int::<5>(limit)

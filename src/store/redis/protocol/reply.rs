@@ -148,7 +148,8 @@ impl Reply {
         let mut accounts = request.accounts.iter().zip(&self.accounts);
         accounts.any(|(account, reply)| {
             let quotas = account.quotas.iter();
-            let mut calendars = quotas.filter_map(|part| part.quota.calendar_edges(request.now));
+            let mut calendars =
+                quotas.filter_map(|quota_request| quota_request.quota.calendar_edges(request.now));
             calendars.any(|edges| !(edges[0]..edges[3]).contains(&reply.now))
         })
     }
@@ -186,7 +187,10 @@ impl Reply {
             (left > 0).then_some((account, left))
         });
         let (account, left) = left.max_by_key(|(_, left)| *left)?;
-        let limit = account.quotas.first().map_or(1, |part| part.quota.limit());
+        let limit = account
+            .quotas
+            .first()
+            .map_or(1, |quota_request| quota_request.quota.limit());
         let outcome = Outcome::block(account.rule, limit, Duration::from_nanos(left));
         let denial = Decision::new(false, clock).with_source(Source::Redis);
         Some(denial.with_blocked().with_outcome(outcome))
@@ -269,9 +273,9 @@ impl AccountReply {
 
     fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
-        for (state, part) in before.stored.states.iter_mut().zip(&account.quotas) {
+        for (state, quota_request) in before.stored.states.iter_mut().zip(&account.quotas) {
             let Some(state) = state else { continue };
-            let QuotaRequest { quota, demand, .. } = part;
+            let QuotaRequest { quota, demand, .. } = quota_request;
             let units = u64::from(demand.cost).saturating_mul(charges as u64);
             if units > 0 {
                 *state = algorithm::before(state, quota, self.now, units);
@@ -317,8 +321,9 @@ impl StoredAccount {
             return Ok(());
         }
         let address = content.int::<4>()?;
-        let index = account.quotas.iter().position(|part| {
-            letter(&part.quota) == kind && u64::from(part.address.number()) == address
+        let index = account.quotas.iter().position(|quota_request| {
+            letter(&quota_request.quota) == kind
+                && u64::from(quota_request.address.number()) == address
         });
         // Resets, and states of other plans, are for the scripts only.
         let Some(index) = index else { return Ok(()) };
@@ -335,7 +340,7 @@ impl StoredAccount {
     /// Returns `true` if a quota that was charged has no state.
     fn lacks_state(&self, account: &AccountRequest) -> bool {
         let mut quotas = self.states.iter().zip(&account.quotas);
-        quotas.any(|(state, part)| state.is_none() && part.demand.cost > 0)
+        quotas.any(|(state, quota_request)| state.is_none() && quota_request.demand.cost > 0)
     }
 }
 

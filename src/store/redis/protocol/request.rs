@@ -108,8 +108,8 @@ impl Request {
             let at = request.account(charge.rule, addresses.account(charge.rule, charge.key));
             request.accounts[at].join(charge);
             for (quota_index, quota) in charge.charged_quotas() {
-                let part = QuotaRequest::new(charge, quota_index, quota);
-                let quota = request.accounts[at].add(part);
+                let quota_request = QuotaRequest::new(charge, quota_index, quota);
+                let quota = request.accounts[at].add(quota_request);
                 let outcome = request.named.len();
                 request.named.push(NamedQuota {
                     account: at,
@@ -128,8 +128,8 @@ impl Request {
             .accounts
             .iter_mut()
             .flat_map(|account| &mut account.quotas);
-        for part in quotas.filter(|part| part.quota.is_concurrent()) {
-            part.demand.max_wait = 0;
+        for quota_request in quotas.filter(|quota_request| quota_request.quota.is_concurrent()) {
+            quota_request.demand.max_wait = 0;
         }
     }
 
@@ -150,40 +150,40 @@ impl Request {
     }
 
     /// Returns a request for the accounts at the indices for which `keep` returns `true`.
-    pub(crate) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
-        let mut part = Self {
+    pub(crate) fn subset(&self, keep: impl Fn(usize) -> bool) -> Self {
+        let mut subset = Self {
             now: self.now,
             ..Self::default()
         };
         for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
             let named = self.named.iter().filter(|named| named.account == at);
-            let account_index = part.accounts.len();
-            part.named.extend(named.map(|named| NamedQuota {
+            let account_index = subset.accounts.len();
+            subset.named.extend(named.map(|named| NamedQuota {
                 account: account_index,
                 ..*named
             }));
-            part.accounts.push(account.clone());
+            subset.accounts.push(account.clone());
         }
-        part
+        subset
     }
 
-    /// Splits the request into one request per slot, because slots may be on different servers.
+    /// Splits the request into one request per hash slot, because hash slots may be on different servers.
     pub(crate) fn split(&self, sharded: bool) -> Vec<Self> {
-        let slot = |account: &AccountRequest| account.slot(sharded);
-        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(slot).collect();
-        let mut distinct = slots.clone();
+        let hash_slot = |account: &AccountRequest| account.hash_slot(sharded);
+        let hash_slots: SmallVec<[_; 4]> = self.accounts.iter().map(hash_slot).collect();
+        let mut distinct = hash_slots.clone();
         distinct.sort_unstable();
         distinct.dedup();
         distinct
             .iter()
-            .map(|slot| self.part(|at| slots[at] == *slot))
+            .map(|hash_slot| self.subset(|at| hash_slots[at] == *hash_slot))
             .collect()
     }
 
     /// Splits the request into one request per account.
     pub(crate) fn by_account(&self) -> Vec<Self> {
         (0..self.accounts.len())
-            .map(|index| self.part(|at| at == index))
+            .map(|index| self.subset(|at| at == index))
             .collect()
     }
 
@@ -198,7 +198,7 @@ impl Request {
 
     /// Returns a request for the accounts whose rates `taken` charged.
     pub(crate) fn charged(&self, taken: &Decision) -> Self {
-        self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule))
+        self.subset(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule))
     }
 
     pub(crate) fn kind(&self) -> RequestKind {
@@ -229,7 +229,7 @@ impl Request {
         self.accounts
             .iter()
             .flat_map(|account| &account.quotas)
-            .map(|part| &part.quota)
+            .map(|quota_request| &quota_request.quota)
     }
 
     /// Returns the keys and the arguments of the script. `slots` returns those of a quota, by the indices

@@ -24,22 +24,22 @@ use crate::{
 /// During an outage, a limit still applies and the service remains available. The
 /// [source](Decision::source) of a local decision is [`Source::Fallback`].
 ///
-/// - **Shares.** Each of the `n` processes of [`fallback`](crate::StoreExt::fallback) allows its share of
+/// - **Parts.** Each of the `n` processes of [`fallback`](crate::StoreExt::fallback) allows its part of
 ///   each quota. A quota with a burst of `B` units and one unit per time `T` becomes a burst of
 ///   `B/n` units and one unit per time `n·T`. So does a
 ///   [token bucket](crate::Algorithm::TokenBucket), which refills continuously if `n` is above 1. In
 ///   an outage of length `Δ`, all processes together allow at most `B + Δ/T` units. With a fixed
-///   number of processes, a share is at least one unit: rounding may add `n` units, or `n` units per
-///   period under algorithms that count by periods. The shares of [counted](Instances) processes add
-///   up to the limit, so some have no unit of a limit below `n`. A share is the same for every cost, so
-///   a request whose cost is above the share is denied. [Headroom](Charge::headroom) is divided too, and
+///   number of processes, a part is at least one unit: rounding may add `n` units, or `n` units per
+///   period under algorithms that count by periods. The parts of [counted](Instances) processes add
+///   up to the limit, so some have no unit of a limit below `n`. A part is the same for every cost, so
+///   a request whose cost is above the part is denied. [Headroom](Charge::headroom) is divided too, and
 ///   rounded down.
 /// - **Mirrored decisions.** The accounts of a [`LocalStore`](crate::LocalStore) follow every decision
 ///   of the inner store. Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
 /// - **Slots.** The local store also holds the slots that this process holds in the inner store. An
 ///   outage therefore starts with the requests that really run.
 /// - **After an outage.** The inner store does not know the charges of the outage, and they are not
-///   made up for. A key may use the units that it used in the outage once more: at most its share in
+///   made up for. A key may use the units that it used in the outage once more: at most its part in
 ///   each process and, under algorithms that count by periods, in each period.
 ///
 /// [`adjust`](crate::StoreExt::adjust) uses the inner store, and the local store while the inner one
@@ -255,7 +255,7 @@ where
                 charge.key.hash(&mut hasher);
                 hasher.finish()
             });
-            quotas.extend(charge.quotas.iter().map(|quota| quota.share(part)));
+            quotas.extend(charge.quotas.iter().map(|quota| quota.for_process(part)));
         }
         let mut rest = quotas.as_slice();
         let shares = charges.iter().map(|charge| {

@@ -13,7 +13,7 @@ use crate::{
 /// More units than any account has.
 const CLOSED: u64 = 1 << 40;
 
-/// The share of each limit that one process may hold.
+/// The percentage of each limit that the leases of one process may hold.
 #[derive(Clone, Debug)]
 pub(super) struct Percent {
     /// The percentage of all processes.
@@ -29,29 +29,29 @@ impl Percent {
 
 /// The units that all leases together may hold, by account.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(super) struct Allowances {
     pub(super) percent: Percent,
     pub(super) reserved: Mutex<HashMap<u64, u64>>,
 }
 
 /// The units of each account that one lease may hold, released on drop.
 #[derive(Debug)]
-pub(super) struct Share {
-    shares: Arc<Shares>,
+pub(super) struct Allowance {
+    allowances: Arc<Allowances>,
     /// The tag of each account, and its units.
-    parts: SmallVec<[(u64, u64); 2]>,
+    units: SmallVec<[(u64, u64); 2]>,
 }
 
 /// Units for several calls.
 pub(super) struct Reserved {
     pub(super) calls: u32,
-    pub(super) share: Share,
+    pub(super) allowance: Allowance,
 }
 
-impl Shares {
+impl Allowances {
     /// Reserves all units of an account, so that none are borrowed.
-    pub(super) fn close(self: &Arc<Self>, tag: u64) -> Share {
-        self.share(&mut self.reserved.lock(), smallvec![(tag, CLOSED)])
+    pub(super) fn close(self: &Arc<Self>, tag: u64) -> Allowance {
+        self.grant(&mut self.reserved.lock(), smallvec![(tag, CLOSED)])
     }
 
     /// Reserves units for up to `calls` calls, if several fit. Each charge has the tag of its accounts.
@@ -76,30 +76,30 @@ impl Shares {
         let units = charges
             .iter()
             .map(|charge| u64::from(charge.cost) * u64::from(calls));
-        let parts = tags.iter().copied().zip(units).collect();
-        let share = self.share(&mut reserved, parts);
-        Some(Reserved { calls, share })
+        let units = tags.iter().copied().zip(units).collect();
+        let allowance = self.grant(&mut reserved, units);
+        Some(Reserved { calls, allowance })
     }
 
-    fn share(
+    fn grant(
         self: &Arc<Self>,
         reserved: &mut HashMap<u64, u64>,
-        parts: SmallVec<[(u64, u64); 2]>,
-    ) -> Share {
-        for (tag, units) in &parts {
+        units: SmallVec<[(u64, u64); 2]>,
+    ) -> Allowance {
+        for (tag, units) in &units {
             *reserved.entry(*tag).or_default() += units;
         }
-        Share {
-            shares: self.clone(),
-            parts,
+        Allowance {
+            allowances: self.clone(),
+            units,
         }
     }
 }
 
-impl Drop for Share {
+impl Drop for Allowance {
     fn drop(&mut self) {
-        let mut reserved = self.shares.reserved.lock();
-        self.parts
+        let mut reserved = self.allowances.reserved.lock();
+        self.units
             .iter()
             .for_each(|(tag, units)| subtract(&mut reserved, *tag, *units));
     }
@@ -111,14 +111,14 @@ mod tests {
 
     #[test]
     fn processes_share_the_percentage() {
-        let share = |instances| Percent {
+        let percent = |instances| Percent {
             percent: 25,
             instances: Instances::from(instances),
         };
         assert_eq!(
-            [1, 5, 8, 1_000].map(|n| share(n).of(1_000)),
+            [1, 5, 8, 1_000].map(|n| percent(n).of(1_000)),
             [250, 50, 31, 0]
         );
-        assert_eq!(share(1).of(u32::MAX), u64::from(u32::MAX / 4));
+        assert_eq!(percent(1).of(u32::MAX), u64::from(u32::MAX / 4));
     }
 }
