@@ -147,7 +147,7 @@ impl Masks {
 
     /// Returns the key of an address. IPv4-mapped addresses are converted to IPv4.
     #[inline(always)]
-    pub(super) fn key(self, address: IpAddr) -> Key {
+    pub(super) fn key(&self, address: IpAddr) -> Key {
         match address {
             IpAddr::V4(address) => (address & self.v4).into(),
             IpAddr::V6(address) => match address.to_ipv4_mapped() {

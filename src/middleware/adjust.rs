@@ -170,7 +170,7 @@ impl ChargeHandle {
     pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), RuleError> {
         let all = self.0.config.rules.iter().map(|rule| rule.name);
         // The share of a pool is adjusted with its pool.
-        let names = all.filter(|name| name.owner() == *name);
+        let names = all.filter(|name| name.pool() == *name);
         if !names.clone().any(|rule| rule.as_str() == name) {
             return Err(RuleError::Unknown {
                 name: name.into(),

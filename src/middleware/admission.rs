@@ -184,14 +184,15 @@ where
         if let Err(bypass) = self.layer.settings.check_bypass(self.head) {
             return self.bypass(bypass);
         }
-        let one = |charge: &Charge<'_>| self.decide(slice::from_ref(charge));
-        let several = |all: Candidates<'_, '_>| match all.choices {
+        let one = move |charge: &Charge<'_>| self.decide(slice::from_ref(charge));
+        let several = move |all: Candidates<'_, '_>| match all.choices {
             [] => self.decide(all.charges),
             _ => self.choose(all),
         };
+        let bypassed = move |bypass| self.bypass(bypass);
         self.layer
             .rules
-            .with_charges(self.head, one, several, |bypass| self.bypass(bypass))
+            .with_charges(self.head, one, several, bypassed)
     }
 
     /// Decides on a request that has a choice between charges.
