@@ -85,6 +85,7 @@ pub(crate) mod sealed {
         /// Calls `one` with the charge of a request, or `several` with its charges. Calls `bypassed`
         /// instead if there are no charges.
         ///
+        /// Only [`Rule`](crate::Rule) calls `one`. The default passes even a single charge to `several`.
         /// The compiler inlines `one`, because it has no other caller.
         #[inline]
         fn with_charges<T>(
