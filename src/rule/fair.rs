@@ -331,7 +331,7 @@ impl<K: KeyExtractor> Rules for FairRule<K> {
         }
         self.pool.info(infos);
         if let Some(pool) = infos.last_mut() {
-            pool.reserve = 1;
+            pool.has_reserve = true;
         }
     }
 }

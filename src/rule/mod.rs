@@ -484,7 +484,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             share_of: None,
             sharers: None,
             sample: None,
-            reserve: 0,
+            has_reserve: false,
         });
         if let Some(rules) = &self.if_no_key {
             rules.info(infos);

@@ -132,8 +132,8 @@ pub struct RuleInfo<'a> {
     pub(crate) sharers: Option<&'a Sharers>,
     /// Quotas to check in place of those that only a request determines.
     pub(crate) sample: Option<&'a [Quota]>,
-    /// Units that some requests leave besides their headroom, at least.
-    pub(crate) reserve: u32,
+    /// `true` if some requests leave units besides their headroom.
+    pub(crate) has_reserve: bool,
 }
 
 impl RuleInfo<'_> {
