@@ -1,7 +1,7 @@
 //! Allocations of a decision and of the layer.
 //!
-//! A decision allocates nothing. The layer allocates only for header fields and for slots, and adds a few
-//! words to the future of the service.
+//! A decision allocates nothing, except for its second slot. The layer allocates only for header fields,
+//! for slots and for the axum body of a rejection, and adds a few words to the future of the service.
 
 use std::{
     convert::Infallible,
@@ -82,7 +82,7 @@ where
 }
 
 /// Permits `most` allocations for the fields, and `body` for the body of a rejection. `plan` must allow
-/// three requests: the fourth is denied.
+/// three requests of an address: two quiet ones of address 1 and a served one, and then a denial.
 fn layer_adds_only_header_fields<B>(plan: impl Into<Plan>, most: u64, body: u64)
 where
     B: Default + From<&'static str> + 'static,
@@ -102,8 +102,8 @@ fn fields_are_all_that_is_added<B>(
 {
     let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
     let mut served = layer.layer(Hello);
-    // Warms up what is created once, such as the text of a short rejection. Two requests of an address
-    // put its fields in the cache.
+    // Warms up what is created once, such as the text of a short rejection. Two addresses in turn repeat
+    // each reading, so its fields are cached.
     for address in [0, 2].repeat(5) {
         drop(serve::<_, B>(&mut served, address));
     }
@@ -284,6 +284,7 @@ fn a_slot_is_held_without_allocating() {
                 let two_more = store.take(&[charges[0].with_cost(2)]).now();
                 (held[0].is_allowed(), held[1].is_allowed(), two_more.is_allowed())
             });
+            // `job` has two slots, which are both held. `site` has 50.
             let has_room = charges[0].rule == name("site");
             assert_eq!((count, held), (0, (true, true, has_room)));
         }
@@ -317,6 +318,7 @@ fn a_layer_with_slots_allocates_a_context_and_the_body() {
     // The first request allocates the table and, with the feature `metrics`, registers counters.
     drop(serve::<_, axum::body::Body>(&mut service, 1));
     let (count, response) = serve::<_, axum::body::Body>(&mut service, 1);
+    // Metrics add a hold: its callback is allocated, and the first hold moves to the heap.
     let metrics = if cfg!(feature = "metrics") { 2 } else { 0 };
     assert_eq!((count, response.status()), (bare + 2 + metrics, StatusCode::OK));
 }
@@ -374,7 +376,7 @@ fn leased_units_are_taken_without_allocating() {
         };
         let all: Vec<_> = (0..40).map(|_| take()).collect();
         let here = all.iter().filter(|(_, source)| *source == Source::Leased);
-        // A lease has five units, so at most one call in five, 8 of 40, asks the store.
+        // The first calls and each borrow ask the store.
         assert!(here.clone().count() > 30, "{all:?}");
         assert!(here.clone().all(|(count, _)| *count == 0), "{all:?}");
     }

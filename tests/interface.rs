@@ -11,7 +11,7 @@ use std::{
 
 use syn::{
     Attribute, Block, File, ImplItem, Item, ItemImpl, ItemMacro, ItemMod, Meta, Path, Type,
-    UseTree, Visibility,
+    UseName, UseRename, UseTree, Visibility,
     visit::{self, Visit},
 };
 
@@ -162,7 +162,7 @@ impl Sources {
         Self { crates, modules: BTreeMap::new() }
     }
 
-    /// Reads the crate of this repository.
+    /// Reads the crate of this repository. This target belongs to `dev/`.
     fn of_this_crate() -> Self {
         let root = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("Cargo.toml");
@@ -254,7 +254,7 @@ impl Sources {
         let mut found = Vec::new();
         for meaning in inside.names.get(first).into_iter().flatten() {
             match meaning {
-                // `use name;` of a macro, which has no types; following it would go round.
+                // `use name;` of a macro or a crate; following it would go round.
                 Meaning::Import(path) if path == std::slice::from_ref(first) => {}
                 Meaning::Import(path) => {
                     found.extend(self.follow_import(module, &join(path, rest), steps + 1));
@@ -383,8 +383,8 @@ impl Names<'_> {
         }
     }
 
-    /// Adds a name, cut after its first type, so that `Request::Parts` counts as `Request`. A bare crate name
-    /// is ignored.
+    /// Adds a name, cut after its first type, so that `StatusCode::OK` counts as `StatusCode`. A bare crate
+    /// name is ignored.
     fn add_foreign(&mut self, name: &str) {
         let mut parts: Vec<&str> = name.split("::").collect();
         let is_type = |part: &&str| part.starts_with(char::is_uppercase);
@@ -424,13 +424,18 @@ impl Names<'_> {
                 }
             }
             UseTree::Glob(_) => {}
-            UseTree::Name(tree) => self.add_path(&join(path, &[tree.ident.to_string()])),
-            UseTree::Rename(tree) => self.add_path(&join(path, &[tree.ident.to_string()])),
+            UseTree::Name(UseName { ident }) | UseTree::Rename(UseRename { ident, .. }) => {
+                let path = join(path, &[ident.to_string()]);
+                if path.len() == 1 && self.sources.crates.contains(&path[0]) {
+                    self.found.insert(path[0].clone(), self.module.join("::"));
+                }
+                self.add_path(&path);
+            }
         }
     }
 
-    /// Returns `false` for a type that only this crate can name. The lint `unreachable_pub` keeps `pub` from
-    /// such types.
+    /// Returns `false` for a type that only this crate can name. `pub` means nameable outside: the lint
+    /// `unreachable_pub` rejects other uses.
     fn is_public_type(&self, meant: &Type) -> bool {
         match meant {
             Type::Path(path) => self.is_public_path(&path.path),
@@ -472,6 +477,7 @@ impl Names<'_> {
         }
         if public {
             self.visit_generics(&item.generics);
+            self.visit_type(&item.self_ty);
         }
     }
 
@@ -516,4 +522,12 @@ fn the_interface_has_only_these_types_of_other_crates() {
     assert!(gone.is_empty(), "no longer in the public interface: {gone:#?}");
     let new: Vec<_> = found.iter().filter(|(name, _)| !allowed.contains(*name)).collect();
     assert!(new.is_empty(), "new in the public interface, by module: {new:#?}");
+}
+
+#[test]
+fn exported_crates_and_arguments_of_an_implementing_type_are_found() {
+    let text = "pub use redis; pub use http as web; impl Own<governor::Quota> { pub fn new() {} }";
+    let mut sources = Sources::new(["governor", "http", "redis"].map(str::to_owned).into());
+    sources.read(Vec::new(), syn::parse_file(text).expect("code").items, FilePath::new(""));
+    assert!(sources.foreign_names().keys().eq(["governor::Quota", "http", "redis"]));
 }

@@ -37,8 +37,12 @@ pub struct Adaptive {
 }
 
 impl Adaptive {
-    /// Creates a limit that falls when the mean latency of a window rises above 1.5 times its
-    /// long-term mean, or when a tenth of its responses show an overload.
+    /// Creates a limit that follows the mean latency of a window, and falls by a tenth when a tenth of
+    /// its responses show an overload.
+    ///
+    /// If half of the slots were held, a latency up to 1.5 times its long-term mean raises the limit by
+    /// less than one. A higher latency lowers a large limit: one above 64 at 1.6 times the mean, above 16
+    /// at twice, and above 8 at three times or more. A smaller limit still grows.
     pub fn gradient() -> Self {
         Self::new(
             Clock::shared(),
@@ -49,8 +53,8 @@ impl Adaptive {
     }
 
     /// Creates a limit that falls by a tenth when a tenth of the responses show an overload or take
-    /// longer than `timeout`, and otherwise grows by one (additive increase, multiplicative
-    /// decrease).
+    /// longer than `timeout`, and otherwise grows by one if half of the slots were held (additive
+    /// increase, multiplicative decrease).
     ///
     /// # Panics
     ///

@@ -45,7 +45,7 @@ impl<K: KeyExtractor + Send + Sync + 'static> Rule<K> {
     /// | that [skips](super::Applies::Skip) the request | the others decide |
     /// | whose plan is empty for the request | none is charged; only its block and the other rules of the layer decide |
     /// | whose quota is [`Quota::blocked`](crate::Quota::blocked), or whose account is shared in a flood of the store | the others decide; to ban a key, block it |
-    /// | that is [report-only](Rule::report_only) | the ones after it are never charged |
+    /// | that is [report-only](Rule::report_only) | the ones after it are charged only for requests that it does not charge, such as those without its key |
     /// | with a [`max_wait`](Rule::max_wait) | it fits if the request can wait for it; not for slots: a fixed quota is an error when the layer is built, and a plan that chooses slots denies at once |
     ///
     /// **To ban a key, block it under the first rule.** A [penalty](crate::RateLimitLayer::penalty) blocks

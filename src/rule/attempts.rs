@@ -229,8 +229,9 @@ impl Attempts {
 
     /// Returns the charges that describe the final decision. `made` keeps them if they are not neighbors.
     ///
-    /// Beside the charges that were made, these are the ones of the first list of each choice, which have
-    /// been passed over: a client is known and blocked by them.
+    /// If it is allowed, these are the charges that were made, and those of the first list of each choice,
+    /// even if it was passed over: a client is known and blocked by them. If it is denied, these are the
+    /// charges of the lists that describe the denial.
     pub(crate) fn described<'m, 'a>(
         &self,
         all: Candidates<'m, 'a>,
@@ -283,19 +284,26 @@ impl Attempts {
         denial: &mut Decision,
         causes: Causes<'_, '_>,
     ) -> bool {
+        let mut is_foreseen = false;
         while self.tried(choice) + 1 < all.choices[choice].lists() {
             let list = self.tried(choice);
             let charges = all.list(choice, list);
             let outcomes = outcomes_of(charges, &denial.outcomes);
-            if !outcomes.iter().any(|outcome| causes.contain(outcome)) {
+            let is_denied = is_foreseen || outcomes.iter().any(|outcome| causes.contain(outcome));
+            if !is_denied {
                 return false;
             }
             self.note_denied(choice, outcomes);
             self.tried.resize(all.choices.len(), 0);
             self.tried[choice] += 1;
-            if !foresee_denial(charges, all.list(choice, list + 1), denial) {
+            let next = all.list(choice, list + 1);
+            let Some(foreseen) = foresee_denial(charges, next, &denial.outcomes) else {
                 return true;
-            }
+            };
+            let outcomes = &mut denial.outcomes;
+            outcomes.retain(|outcome| !has_rule(charges, outcome.rule()));
+            outcomes.extend(foreseen);
+            is_foreseen = true;
         }
         false
     }
@@ -333,7 +341,7 @@ impl Attempts {
     fn finish_choice(&mut self, choice: usize, all: Candidates<'_, '_>, decision: &mut Decision) {
         let mut decisive = self.tried(choice);
         if !decision.is_allowed() {
-            decisive = self.decisive(choice, all, &mut decision.outcomes);
+            decisive = self.settle_decisive(choice, all, &mut decision.outcomes);
             self.described
                 .push(first_with_rules_of(decisive, choice, all));
         }
@@ -381,8 +389,14 @@ impl Attempts {
         its.map(|denied| &denied.outcome)
     }
 
-    /// Returns the list of a choice that decides a denial: the one with the shortest wait.
-    fn decisive(&self, choice: usize, all: Candidates<'_, '_>, outcomes: &mut [Outcome]) -> usize {
+    /// Returns the list of a choice that decides a denial: the one with the shortest wait. If it has all
+    /// rules of the last list, returns the last, whose outcomes get the shortest wait.
+    fn settle_decisive(
+        &self,
+        choice: usize,
+        all: Candidates<'_, '_>,
+        outcomes: &mut [Outcome],
+    ) -> usize {
         let tried = self.tried(choice);
         let last = all.list(choice, tried);
         let soonest = self.soonest(choice, all, outcomes);
@@ -537,14 +551,18 @@ fn is_beyond_patience(charges: &[Charge<'_>], outcome: &Outcome) -> bool {
     outcome.is_deciding() && outcome.retry_ns() > patience.unwrap_or(0)
 }
 
-/// Replaces the outcomes of the denied list by those of the next, if they show that it does not fit
-/// either. The store is not asked for it.
-fn foresee_denial(denied: &[Charge<'_>], next: &[Charge<'_>], denial: &mut Decision) -> bool {
+/// Returns the outcomes of the next list, if those of the denied one show that it does not fit either.
+/// The store is not asked for it.
+fn foresee_denial(
+    denied: &[Charge<'_>],
+    next: &[Charge<'_>],
+    outcomes: &[Outcome],
+) -> Option<SmallVec<[Outcome; 2]>> {
     // What does not fit now may fit later.
     if next.iter().any(Charge::queues) {
-        return false;
+        return None;
     }
-    let known = outcomes_of(denied, &denial.outcomes);
+    let known = outcomes_of(denied, outcomes);
     let mut foreseen: SmallVec<[Outcome; 2]> = SmallVec::new();
     for charge in next {
         if let Some(outcome) = known.iter().find(|outcome| outcome.rule() == charge.rule) {
@@ -552,13 +570,8 @@ fn foresee_denial(denied: &[Charge<'_>], next: &[Charge<'_>], denial: &mut Decis
             foreseen.push(outcome.with_report_only(charge.report_only));
         }
     }
-    if !foreseen.iter().any(Outcome::denies) {
-        return false;
-    }
-    let outcomes = &mut denial.outcomes;
-    outcomes.retain(|outcome| !has_rule(denied, outcome.rule()));
-    outcomes.extend(foreseen);
-    true
+    let is_denied = foreseen.iter().any(Outcome::denies);
+    is_denied.then_some(foreseen)
 }
 
 #[cfg(test)]
@@ -598,6 +611,34 @@ mod tests {
         assert!(call(&store, &[pool]).is_allowed());
         let charges = [share, pool, pool.with_max_wait(Duration::from_secs(90))];
         let choices = [Choice::new(0, [2, 1])];
+        let decision = take(
+            &store,
+            Candidates {
+                charges: &charges,
+                choices: &choices,
+            },
+        );
+        assert!(
+            decision.is_allowed() && !decision.wait().is_zero(),
+            "{decision:?}"
+        );
+    }
+
+    /// The first list is denied by the store, and the second one is foreseen to be.
+    #[test]
+    fn a_list_that_may_wait_is_tried_after_a_foreseen_denial() {
+        let (store, key) = (LocalStore::new(), Key::from("alice"));
+        let one = [Quota::per_minute(1)];
+        let pool = Charge::new(rule("pool"), &key, &one);
+        let share = Charge::new(rule("share"), &key, &one);
+        assert!(call(&store, &[share, pool]).is_allowed());
+        let charges = [
+            share,
+            pool,
+            pool,
+            pool.with_max_wait(Duration::from_secs(90)),
+        ];
+        let choices = [Choice::new(0, [2, 1, 1])];
         let decision = take(
             &store,
             Candidates {

@@ -68,10 +68,14 @@ use crate::{
 /// Add the layer with `Router::layer`, because axum matches routes inside the router. A layer
 /// around the router charges all requests to the rule `other`.
 ///
-/// The rule cannot know the routes of the router. The log warns (`route_never_met`) of a request whose
-/// route ends with a template, which then lacks its prefix, of twenty requests without a matched route, and,
-/// after the first 1,000 requests, of routes that none of them met. To find any mistake before, send one
-/// request to each route in a test, and check the `RateLimit` header field.
+/// The rule cannot know the routes of the router. The log warns (`route_never_met`):
+///
+/// - of a template that lacks its prefix
+/// - if none of the first 20 requests has a matched route
+/// - after the first 1,000 requests, of routes that none of them met
+///
+/// To find any mistake before, send one request to each route in a test, and check the `RateLimit`
+/// header field.
 ///
 /// # Names
 ///
@@ -339,7 +343,8 @@ impl Route {
         };
         match path_fault(path) {
             Some(fault) => Err(RuleError::Route(format!(
-                "route \"{route}\": path {path:?} {fault}"
+                "route {:?}: path {path:?} {fault}",
+                route.to_string()
             ))),
             None => Ok(route),
         }
@@ -401,7 +406,9 @@ fn known_method(name: &str, path: &str) -> Result<Method, RuleError> {
 fn path_fault(path: &str) -> Option<&'static str> {
     if !path.starts_with('/') {
         Some("does not start with a slash; add it")
-    } else if path.contains(|c: char| c.is_ascii_control() || matches!(c, ' ' | '?' | '#')) {
+    } else if path.contains(|c: char| c.is_ascii_control()) {
+        Some("contains a control character; drop it")
+    } else if path.contains([' ', '?', '#']) {
         Some("contains a space, a query or a fragment; drop it")
     } else if path.contains("/:") || path.contains("/*") {
         Some("has a parameter in the syntax of axum 0.7; write {name} or {*name}")

@@ -285,6 +285,8 @@ fn check_wait(info: &RuleInfo<'_>, charge: &Charge<'_>) -> Result<(), RuleError>
 }
 
 /// Returns a charge of a rule, for a store that is asked about it.
+///
+/// The wait and the headroom of a request may differ: a store only reads whether they are above zero.
 fn charge_of<'a>(info: &RuleInfo<'_>, quotas: &'a [Quota], key: &'a Key) -> Charge<'a> {
     let charge = Charge::new(info.name, key, quotas).with_cost(info.cost.unwrap_or(1));
     let wait = if info.queues {
@@ -293,8 +295,12 @@ fn charge_of<'a>(info: &RuleInfo<'_>, quotas: &'a [Quota], key: &'a Key) -> Char
         Duration::ZERO
     };
     let may_report = info.report_only.is_on() || !info.report_only.is_fixed();
-    // A headroom from the request may be above 0.
-    let headroom = info.headroom.unwrap_or(1).max(info.reserve);
+    // A headroom from the request may be above zero, and a reserve is.
+    let headroom = match info.headroom {
+        Some(0) if info.has_reserve => 1,
+        Some(headroom) => headroom,
+        None => 1,
+    };
     charge
         .with_max_wait(wait)
         .with_headroom(headroom)

@@ -282,7 +282,8 @@ impl Finder {
 /// The gradient of the latency, after Netflix's `Gradient2Limit`.
 ///
 /// Unlike there, the long-term mean does not follow windows in which the limit was reached. In a
-/// long overload, it would otherwise rise with the queue, and the limit with it. If the limit was reached
+/// long overload, it would otherwise rise with the queue, and the limit with it. Such a window only
+/// lowers a mean of more than twice its latency. If the limit was reached
 /// while the mean was learned, the latency may be that of an overload: a [`Probe`] finds out.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Gradient {
@@ -318,6 +319,8 @@ struct Probe {
 
 /// The number of windows until the long-term mean is known.
 const WARMUP: u32 = 10;
+/// The full windows from which on a warmup shows an overload. Those at its start have no queue yet.
+const MOST_OF_WARMUP: u32 = 8;
 /// The part of a latency from which on another one is about the same: less than a tenth is noise.
 const ABOUT_THE_SAME: f64 = 0.9;
 /// The part of a latency from which on half of the limit has not lowered it. A queue would be half as long.
@@ -334,8 +337,7 @@ impl Gradient {
             };
         }
         self.learn(window);
-        // Most windows, because those at the start of an overload have no queue yet.
-        let was_full = self.full * 5 >= WARMUP * 4;
+        let was_full = self.full >= MOST_OF_WARMUP;
         if self.windows == WARMUP && was_full && window.limit >= 2.0 {
             return self.halve(window.limit, self.long);
         }
@@ -357,7 +359,8 @@ impl Gradient {
 
     /// Returns the limit that follows from the gradient of the latency.
     fn follow(&mut self, window: &WindowResult) -> f64 {
-        /// The ratio of the latencies up to which the limit grows.
+        /// The ratio of the latencies above which a large limit falls. A small one still grows, because of
+        /// `QUEUE`.
         const TOLERANCE: f64 = 1.5;
         /// The part of a window in the new limit.
         const SMOOTHING: f64 = 0.2;
@@ -378,17 +381,18 @@ impl Gradient {
         next
     }
 
-    /// Accepts a higher latency if half of the limit has about the same latency. The queue is then not its
-    /// cause.
+    /// Accepts a higher latency if half of the limit has not lowered it. The queue is then not its cause.
     fn follow_lowering(&mut self, limit: f64, latency: f64) {
-        let start = self
-            .lowering
-            .filter(|start| limit <= start.limit && start.latency >= ABOUT_THE_SAME * latency);
-        let Some(start) = start else {
-            self.lowering = Some(Lowering { limit, latency });
+        let now = Lowering { limit, latency };
+        let start = *self.lowering.get_or_insert(now);
+        let has_risen = start.latency < ABOUT_THE_SAME * latency;
+        let has_grown = limit > start.limit;
+        if has_risen || has_grown {
+            self.lowering = Some(now);
             return;
-        };
-        if limit > start.limit / 2.0 {
+        }
+        let is_halved = limit <= start.limit / 2.0;
+        if !is_halved {
             return;
         }
         if latency > NOT_LOWERED * start.latency {

@@ -46,8 +46,9 @@ impl Rule<Everyone> {
     /// Shares the limit of the rule, the *pool*, among the clients that use it.
     ///
     /// A client with the [weight](FairRule::weight) *w* has the share *w / W* of the rate, where *W* is the sum of the
-    /// weights of the clients that were admitted in the last second, and of the one that asks. A request
-    /// that uses nothing of the pool, because it is denied or costs nothing, changes no share of others.
+    /// weights of the clients that were admitted recently, and of the one that asks. A client counts for
+    /// half a second to a second after an admission. A request that uses nothing of the pool, because it
+    /// is denied or costs nothing, changes no share of others.
     /// A request within the share of its client needs only a unit of the pool.
     /// Other requests may use what is left, but leave 30 % of the burst for clients within their shares.
     /// No client can take the limit from the others, and an idle share is used by them.
@@ -263,7 +264,7 @@ impl<K: KeyExtractor> FairRule<K> {
                 warn_of_full_table(self.pool.name, places);
             }
             let others = Key::unidentified();
-            let key = if share.is_known { client } else { &others };
+            let key = if share.has_place { client } else { &others };
             let quotas = [quota.client_share(share.weight, share.sum, charge.cost)];
             // Never report-only: a share that does not fit must lead to the second list.
             let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost);
@@ -330,7 +331,7 @@ impl<K: KeyExtractor> Rules for FairRule<K> {
         }
         self.pool.info(infos);
         if let Some(pool) = infos.last_mut() {
-            pool.reserve = 1;
+            pool.has_reserve = true;
         }
     }
 }

@@ -241,7 +241,8 @@ impl<K> Rule<K> {
     }
 
     /// Sets the rules that limit a request without an identity. They replace the policy of
-    /// [`on_missing_key`](Rule::on_missing_key), in any order of the two calls.
+    /// [`on_missing_key`](Rule::on_missing_key), in any order of the two calls. If this rule
+    /// [requires](Applies::Require) the key, that policy still sets the status of the rejection.
     ///
     /// ```
     /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule, key::HeaderKey};
@@ -387,6 +388,8 @@ impl<K: KeyExtractor> Rule<K> {
             Ok(Some(key)) if key.is_blank() => KeyError::missing("key"),
             Ok(None) if is_required => KeyError::missing("key"),
             Err(error) if error.is_missing() => error.clone(),
+            // The extractor exempts the request.
+            Ok(None) => return Ok(None),
             found => return found.clone(),
         };
         if self.if_no_key.is_some() && !is_required {
@@ -481,7 +484,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             share_of: None,
             sharers: None,
             sample: None,
-            reserve: 0,
+            has_reserve: false,
         });
         if let Some(rules) = &self.if_no_key {
             rules.info(infos);

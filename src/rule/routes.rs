@@ -65,8 +65,8 @@ impl RouteSettings {
         let mut rules = ByRoute::of(other.clone().into());
         for (name, quotas) in self.0.iter().filter(|(name, _)| *name != "other") {
             let (method, path) = match name.split_once(' ') {
-                Some((method, path)) => (Some(method), path.trim()),
-                None => (None, name.as_str()),
+                Some((method, path)) if !method.starts_with('/') => (Some(method), path.trim()),
+                _ => (None, name.as_str()),
             };
             rules.add(method, path, quotas.clone().into())?;
         }

@@ -85,6 +85,7 @@ pub(crate) mod sealed {
         /// Calls `one` with the charge of a request, or `several` with its charges. Calls `bypassed`
         /// instead if there are no charges.
         ///
+        /// Only [`Rule`](crate::Rule) calls `one`. The default passes even a single charge to `several`.
         /// The compiler inlines `one`, because it has no other caller.
         #[inline]
         fn with_charges<T>(
@@ -131,8 +132,8 @@ pub struct RuleInfo<'a> {
     pub(crate) sharers: Option<&'a Sharers>,
     /// Quotas to check in place of those that only a request determines.
     pub(crate) sample: Option<&'a [Quota]>,
-    /// Units that some requests leave besides their headroom, at least.
-    pub(crate) reserve: u32,
+    /// `true` if some requests leave units besides their headroom.
+    pub(crate) has_reserve: bool,
 }
 
 impl RuleInfo<'_> {

@@ -100,7 +100,8 @@ pub struct RuleSettings {
     pub max_wait: Duration,
     /// Policy for a missing identity, see [`Rule::on_missing_key`]. Defaults to `reject`.
     ///
-    /// The policy has no effect on a rule with [`Rule::if_no_key`].
+    /// On a rule with [`Rule::if_no_key`], the policy only sets the status for requests that
+    /// [require](super::Applies::Require) a key.
     #[serde(default)]
     pub missing: OnMissingKey,
     /// `true` if the rule is report-only, see [`Rule::report_only`]. Defaults to `false`.

@@ -58,7 +58,7 @@ impl fmt::Debug for Sharers {
     }
 }
 
-/// The clients that were admitted in about the last second.
+/// The clients that were admitted. Each has weight for half a second to a second.
 pub(super) struct Clients {
     /// The shared clock, from the first request on, unless another one is given.
     pub(super) clock: OnceLock<Clock>,
@@ -88,8 +88,8 @@ struct SeenClient {
 pub(super) struct ClientShare {
     pub(super) weight: u32,
     pub(super) sum: u64,
-    /// `true` if the client has a share of its own.
-    pub(super) is_known: bool,
+    /// `true` if the client has a place, or can have one: it has a share of its own.
+    pub(super) has_place: bool,
     /// The number of places, when a client first has none.
     pub(super) full: Option<usize>,
 }
@@ -114,15 +114,17 @@ impl Clients {
     pub(super) fn share(&self, key: &Key, weight: u32) -> ClientShare {
         let id = self.id(key);
         let mut seen = self.seen_now();
-        let place = seen.find(id);
+        let place = seen.place_for(id);
         let weight = if place.is_some() { weight } else { 1 };
         let sum = seen.sum_with(place, weight);
-        let is_first = place.is_none() && id.is_some() && !mem::replace(&mut seen.was_full, true);
+        let has_none = place.is_none() && id.is_some();
+        let is_first = has_none && !seen.was_full;
+        seen.was_full |= has_none;
         let full = is_first.then_some(seen.places.len());
         ClientShare {
             weight,
             sum,
-            is_known: place.is_some(),
+            has_place: place.is_some(),
             full,
         }
     }
@@ -131,7 +133,7 @@ impl Clients {
     fn count(&self, key: &Key, weight: u32) {
         let id = self.id(key);
         let mut seen = self.seen_now();
-        let place = seen.find(id);
+        let place = seen.place_for(id);
         let client = SeenClient {
             id: id.unwrap_or(0),
             generation: seen.generation,
@@ -156,6 +158,7 @@ impl Clients {
     fn seen_now(&self) -> MutexGuard<'_, Seen> {
         let now = self.clock.get_or_init(Clock::shared).now();
         let mut seen = self.seen.lock();
+        // Starts late enough that the places of generation 0 are free.
         seen.advance(now / GENERATION + KEPT + 1);
         seen
     }
@@ -173,7 +176,7 @@ impl Seen {
     }
 
     /// Returns the place of a client, or a free one.
-    fn find(&self, id: Option<u64>) -> Option<usize> {
+    fn place_for(&self, id: Option<u64>) -> Option<usize> {
         let id = id?;
         let mask = self.places.len() - 1;
         #[expect(

@@ -105,7 +105,7 @@ fn blocks(log: &Log) {
     let lines = log.read();
     assert_eq!(lines.len(), 1, "{lines:?}");
     let text = "tower_sluice::store::local::warnings: the local store has no room for another block (16 \
-                slots): the key is not blocked; unblock other keys, or raise \
+                entries): the key is not blocked; unblock other keys, or raise \
                 LocalStore::with_capacity";
     assert_eq!(lines[0].split_once("WARN").expect("a warning").1.trim(), text);
 }
