@@ -402,7 +402,7 @@ where
         for penalty in settings.penalties(striking) {
             penalty.count_denial(decision, charges);
         }
-        Admission::Rejected(self.denial(decision, charges))
+        self.reject(decision, charges)
     }
 
     fn run_despite_denial(
@@ -423,9 +423,9 @@ where
         self.run_request(decision, charges, in_flight, passage)
     }
 
-    /// Returns the response to a denied request.
+    /// Rejects a denied request.
     #[inline(always)]
-    fn denial(self, decision: &Decision, charges: &[Charge<'_>]) -> Response<B> {
+    fn reject(self, decision: &Decision, charges: &[Charge<'_>]) -> Next<B, S> {
         let settings = &self.layer.settings;
         let retry_after =
             settings
@@ -444,7 +444,7 @@ where
                 .entry(RETRY_AFTER_MS)
                 .or_insert_with(|| millis(wait).into());
         }
-        response
+        Admission::Rejected(response)
     }
 
     /// Lets a request run.

@@ -500,10 +500,10 @@ impl ResponseContext {
         // The slots move to the context first, so that the clones of the decision below hold none.
         context.hold_slots(settings, decision, charges);
         if !settings.report_only.is_on() {
-            let penalties = settings.penalties.iter();
-            let strikes =
-                penalties.filter_map(|penalty| PendingStrike::new(penalty, decision, charges));
-            context.strikes.extend(strikes);
+            for penalty in &settings.penalties {
+                let strike = PendingStrike::new(penalty, decision, charges);
+                context.strikes.extend(strike);
+            }
         }
         // A request that overcommits is not charged.
         let is_charged = decision.is_allowed() && in_flight.is_none();
@@ -521,6 +521,7 @@ impl ResponseContext {
     }
 
     /// Takes the slots from the decision, and begins to count and to measure them.
+    #[inline(always)]
     fn hold_slots(
         &mut self,
         settings: &LayerConfig,
@@ -540,9 +541,9 @@ impl ResponseContext {
             slot,
             config: settings.hold.clone(),
         });
-        let adaptive = settings.adaptive.iter();
-        let measured = adaptive.filter_map(|adaptive| adaptive.measure(decision, charges));
-        self.measured.extend(measured);
+        for adaptive in &settings.adaptive {
+            self.measured.extend(adaptive.measure(decision, charges));
+        }
     }
 
     /// Checks one of the first requests for mistakes of the layer.
@@ -572,6 +573,7 @@ impl ResponseContext {
 
 impl HeldSlot {
     /// Ends what lasts until the head of the response is ready. The body holds the slots from here on.
+    #[inline(always)]
     fn end_head<B: 'static>(
         mut self,
         measured: SmallVec<[Measurement; 1]>,
