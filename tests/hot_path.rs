@@ -1,7 +1,8 @@
 //! Allocations of a decision and of the layer.
 //!
-//! A decision allocates nothing, except for its second slot. The layer allocates only for header fields,
-//! for slots and for the axum body of a rejection, and adds a few words to the future of the service.
+//! A decision allocates nothing, except for its second slot and for what a store creates once. The layer
+//! allocates only for header fields, for slots and for the axum body of a rejection, and adds a few words
+//! to the future of the service.
 
 use std::{
     convert::Infallible,
@@ -82,17 +83,18 @@ where
 }
 
 /// Permits `most` allocations for the fields, and `body` for the body of a rejection. `plan` must allow
-/// three requests of an address: two quiet ones of address 1 and a served one, and then a denial.
+/// three requests of an address: two of address 1 pass without fields and one with fields, and the next is
+/// denied.
 fn layer_adds_only_header_fields<B>(plan: impl Into<Plan>, most: u64, body: u64)
 where
     B: Default + From<&'static str> + 'static,
 {
     let layer = RateLimitLayer::new(PeerIp::new(), plan, LocalStore::new());
-    fields_are_all_that_is_added::<B>(&layer, || {}, most, body);
+    count_added_allocations::<B>(&layer, || {}, most, body);
 }
 
-/// Calls `change` between the first requests and those that are measured.
-fn fields_are_all_that_is_added<B>(
+/// Warms up, calls `change`, warms up again, and then counts the allocations.
+fn count_added_allocations<B>(
     layer: &RateLimitLayer<Rule<PeerIp>, LocalStore>,
     change: impl FnOnce(),
     most: u64,
@@ -102,8 +104,8 @@ fn fields_are_all_that_is_added<B>(
 {
     let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
     let mut served = layer.layer(Hello);
-    // Warms up what is created once, such as the text of a short rejection. Two addresses in turn repeat
-    // each reading, so its fields are cached.
+    // What is created once, such as the text of a short rejection, is created here. Fields are cached when
+    // the same numbers occur twice in succession, so two addresses alternate.
     for address in [0, 2].repeat(5) {
         drop(serve::<_, B>(&mut served, address));
     }
@@ -111,6 +113,7 @@ fn fields_are_all_that_is_added<B>(
     for address in [4, 6].repeat(5) {
         drop(serve::<_, B>(&mut served, address));
     }
+    // With the feature `metrics`, the counters of the quiet layer register here.
     drop(serve::<_, B>(&mut quiet, 4));
 
     let (bare, _) = serve::<_, B>(&mut Hello, 1);
@@ -155,7 +158,7 @@ fn a_live_plan_allocates_no_more_than_a_fixed_one() {
     let live = LivePlan::new(Quota::per_minute(60));
     let layer = RateLimitLayer::new(PeerIp::new(), &live, LocalStore::new());
     let replace = || live.replace(Quota::per_minute(3));
-    fields_are_all_that_is_added::<Full<Bytes>>(&layer, replace, 2, 0);
+    count_added_allocations::<Full<Bytes>>(&layer, replace, 2, 0);
 }
 
 #[test]
@@ -188,11 +191,14 @@ fn several_rules_allocate_nothing() {
     let mut service = layer.layer(Hello);
     let (bare, _) = serve::<_, Full<Bytes>>(&mut Hello, 1);
     let mut five = |address| -> Vec<_> {
-        (0..5).map(|_| serve::<_, Full<Bytes>>(&mut service, address).0).collect()
+        (0..5)
+            .map(|_| serve::<_, Full<Bytes>>(&mut service, address))
+            .map(|(allocations, response)| (allocations, response.status()))
+            .collect()
     };
     // With the feature `metrics`, counters register on their first increment.
     five(1 << 16);
-    assert_eq!(five(1), [bare; 5]);
+    assert_eq!(five(1), [(bare, StatusCode::OK); 5]);
 }
 
 /// A request is charged by one of thirty route rules, or by the rule for all other routes.

@@ -382,8 +382,8 @@ where
         Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]))
     }
 
-    /// Rejects a request, which is a strike under the penalties of `striking`, unless it runs despite
-    /// the denial, by `passage`.
+    /// Rejects a denied request, which is a strike under the penalties of `striking`. If there is a reason to
+    /// run it all the same, it runs, and `passage` is its way for hooks.
     pub(super) fn deny_request(
         self,
         decision: &mut Decision,

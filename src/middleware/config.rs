@@ -199,8 +199,8 @@ impl LayerConfig {
 
     /// Records a request that bypassed the rules, unless the layer is off.
     pub(super) fn record_exempt(&self) {
-        // Charged requests are recorded only while the layer samples, so a later one that is not charged
-        // proves nothing.
+        // Charged requests are recorded only while the layer samples. A later one that is not charged would
+        // make a layer that charges look as if it never did.
         if self.enabled.is_on() && self.nesting.sample() {
             self.miss_charge();
         }
@@ -269,6 +269,7 @@ impl LayerConfig {
 
     /// Returns the highest limit of an outcome, if the limit is adaptive.
     fn adaptive_max(&self, outcome: &Outcome) -> Option<u32> {
+        // Only the outcome of slots is that of the adaptive limit.
         outcome.held()?;
         let mut adaptive = self.adaptive.iter();
         let found = adaptive.find(|adaptive| adaptive.rule == outcome.rule())?;
@@ -332,8 +333,7 @@ impl LayerConfig {
         let mut striking = PenaltySet::NONE;
         for (at, penalty) in self.penalties.iter().enumerate() {
             let charge = penalty.find(charges);
-            if charge
-                .is_some_and(|charge| self.queue.has_no_place_by_itself(charge, self.queue_bounds))
+            if charge.is_some_and(|charge| self.queue.is_full_by_own_key(charge, self.queue_bounds))
             {
                 striking.insert(at);
             }

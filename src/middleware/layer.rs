@@ -183,8 +183,10 @@ where
     /// - another layer on the store has a rule with the same name and different quotas.
     pub fn try_rules(rules: K, store: S) -> Result<Self, RuleError> {
         let infos = rule::infos(&rules);
-        rule::check_and_register(&infos, &store)?;
+        rule::check(&infos)?;
         check_names(&infos)?;
+        // Last, because a store keeps the quotas of a layer.
+        rule::register(&infos, &store)?;
         let accounts = store.known_rules().map(|rules| ptr::from_ref(rules).addr());
         let settings = LayerConfig::new(&infos, accounts);
         Ok(Self {
@@ -388,9 +390,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Turns the layer on and off at run time.
     ///
-    /// While the toggle is off, every request passes without a charge. A handler then finds no decision,
-    /// charge or slot in the extensions, and its extractor of one fails: extract an `Option<Extension<_>>`
-    /// there.
+    /// While the toggle is off, every request passes without a charge. Its handler finds no
+    /// [slot](RateLimitLayer::expose_slot), and the extractor of one fails: extract an
+    /// `Option<Extension<Slot>>` there.
     ///
     /// # Panics
     ///

@@ -297,6 +297,8 @@ impl KeyStrikes {
     fn block(&mut self, penalty: &Penalty, now: u64) -> Duration {
         let last = penalty.blocks.len() - 1;
         let forgive = nanos(penalty.forgive);
+        // A block of a level is forgiven after as many times and one more, so what is left of that, rounded
+        // up, is the level of the next block.
         let recent = self.forgiven_at.saturating_sub(now).div_ceil(forgive);
         let level = usize::try_from(recent).unwrap_or(last).min(last);
         self.forgiven_at = now.saturating_add(forgive.saturating_mul(level as u64 + 1));

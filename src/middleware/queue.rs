@@ -184,8 +184,9 @@ impl Queue {
         state.is_closed || state.all >= bounds.all || self.has_full_key(charges, bounds, state)
     }
 
-    /// Returns `true` if requests of other keys are not the reason why a charge has no place in the queue.
-    pub(crate) fn has_no_place_by_itself(&self, charge: &Charge<'_>, bounds: Bounds) -> bool {
+    /// Returns `true` if a charge lacks a place in the queue by its own key: the key fills its own part, or
+    /// does not queue.
+    pub(crate) fn is_full_by_own_key(&self, charge: &Charge<'_>, bounds: Bounds) -> bool {
         !charge.queues() || self.has_full_key(slice::from_ref(charge), bounds, &self.state.lock())
     }
 
@@ -275,8 +276,11 @@ impl<S: Store> QueuedRequest<S> {
         })
     }
 
-    /// Begins a wait for a slot. Returns the instant at which the request asks the store next, unless it
-    /// is called before: shortly before the wait ends, so that the answer is in time, or at its end.
+    /// Begins a wait for a slot. Returns its end, unless the request is woken before.
+    ///
+    /// If there is time for one more call, that is shortly before the time of the request is over. The request
+    /// then asks a last time, and cannot wait again. Otherwise, it is the end of its time, and the request is
+    /// denied.
     ///
     /// Returns `None` if the request has no place in a queue of the store, or its wait has ended.
     pub(super) fn begin_slot_wait(&mut self) -> Option<Instant> {

@@ -205,8 +205,8 @@ impl<'a> Pace<'a> {
     ) -> Option<Self> {
         let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_estimated();
         let outcome = denial.binding().filter(has_queue)?;
-        // A share and its pool have one owner. The share is the first charge, so its own queue is used, and
-        // other clients of the pool do not wait longer.
+        // If a pool denies, this finds the share of the client, which comes first: its queue delays only
+        // this client.
         let has_rule =
             |charge: &&Charge<'_>| [charge.rule, charge.rule.pool()].contains(&outcome.rule());
         let charge = charges.iter().find(has_rule)?;
@@ -220,7 +220,7 @@ impl<'a> Pace<'a> {
             quota_index,
             interval: quota.interval().saturating_mul(charge.cost),
             tolerance: quota.interval().saturating_mul(extra_units),
-            max_wait: longest_wait(charge, quota, bounds),
+            max_wait: longest_queue_wait(charge, quota, bounds),
             step,
         })
     }
@@ -249,15 +249,16 @@ impl<'a> Pace<'a> {
     fn after(&self, ahead: Duration) -> Duration {
         // Clients come on whole steps, so perhaps after that time. A delay of up to `early` costs nothing,
         // and the rest of it delays the next client.
-        let late = round_up(ahead, self.step).saturating_sub(self.early());
-        ahead.max(late).saturating_add(self.spacing())
+        let delay = round_up(ahead, self.step).saturating_sub(ahead);
+        let lost = delay.saturating_sub(self.early());
+        ahead.saturating_add(lost).saturating_add(self.spacing())
     }
 }
 
 /// Returns the longest time for which a request waits in the layer.
 ///
-/// The last of the requests of a key that may wait has the longest pace.
-fn longest_wait(charge: &Charge<'_>, quota: &Quota, bounds: Bounds) -> Duration {
+/// At most [`Bounds::of`] requests of a key wait, each an interval after the one before.
+fn longest_queue_wait(charge: &Charge<'_>, quota: &Quota, bounds: Bounds) -> Duration {
     // A quota with soft units has no queue.
     if quota.soft() > 0 {
         return Duration::ZERO;
@@ -317,7 +318,8 @@ impl Promises {
 /// Returns the time until the instant of a cell, or zero if it is past, or that of another key.
 fn time_ahead(cell: u64, tag: u64, now: u64) -> Duration {
     let ahead = cell.wrapping_sub(now) & INSTANT;
-    let is_known = cell >> INSTANT_BITS == tag && ahead <= micros(FARTHEST);
+    // An empty cell is that of no key, also of one whose hash begins with zeros.
+    let is_known = cell != 0 && cell >> INSTANT_BITS == tag && ahead <= micros(FARTHEST);
     Duration::from_micros(if is_known { ahead } else { 0 })
 }
 
@@ -328,4 +330,17 @@ const FARTHEST: Duration = Duration::from_micros(1 << (INSTANT_BITS - 1));
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_cell_has_no_instant_at_any_time() {
+        for now in [0, 1, 1 << 47, (1 << 47) + 1, INSTANT] {
+            assert_eq!(time_ahead(0, 0, now), Duration::ZERO, "{now}");
+        }
+        assert_eq!(time_ahead(8, 0, 3), Duration::from_micros(5));
+    }
 }

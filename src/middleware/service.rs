@@ -90,9 +90,10 @@ where
 
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let readiness = Readiness(&mut self.inner);
+        let replace_on_panic = ReplaceOnPanic(&mut self.inner);
         let admission = Gate::new(&self.layer, &RequestHead::from(&request)).admit();
-        mem::forget(readiness);
+        // No panic: the service keeps its readiness.
+        mem::forget(replace_on_panic);
         match admission {
             Admission::Admitted(lines) => ResponseFuture {
                 state: State::Running {
@@ -127,9 +128,9 @@ where
 ///
 /// `poll_ready` may have reserved a permit. If the server catches the panic, an idle connection
 /// must not hold that permit.
-struct Readiness<'a, I: Clone>(&'a mut I);
+struct ReplaceOnPanic<'a, I: Clone>(&'a mut I);
 
-impl<I: Clone> Drop for Readiness<'_, I> {
+impl<I: Clone> Drop for ReplaceOnPanic<'_, I> {
     fn drop(&mut self) {
         *self.0 = self.0.clone();
     }

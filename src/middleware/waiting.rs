@@ -35,15 +35,15 @@ where
         let takes_several = charges.iter().any(Charge::takes_several_slots);
         // The request holds a place in the queue from here on, because a charge that finds the
         // queue full afterwards could not always be undone.
-        let mut queued = match queued {
-            None if !takes_several => self.layer.settings.enter_queue(charges),
-            queued => queued,
-        };
-        let waited = match &mut queued {
-            Some(queued) if !takes_several => queued.begin_call(),
-            // Without a place in the queue, the request does not wait: nothing of `max_wait` is left.
-            _ => Duration::MAX,
-        };
+        let mut queued = queued;
+        // Without a place in the queue, the request does not wait: nothing of `max_wait` is left.
+        let mut waited = Duration::MAX;
+        if !takes_several {
+            queued = queued.or_else(|| self.layer.settings.enter_queue(charges));
+            if let Some(queued) = &mut queued {
+                waited = queued.begin_call();
+            }
+        }
         let striking = if queued.is_some() || takes_several {
             PenaltySet::ALL
         } else {
@@ -60,8 +60,11 @@ where
 
     /// Continues a request after its wait.
     pub(super) fn end_wait(self, mut queued: Box<QueuedRequest<S>>) -> Next<B, S> {
-        let asks_again = !queued.is_charged() && queued.may_ask();
-        let Some(last) = queued.last.take_if(|_| !asks_again) else {
+        if !queued.is_charged() && queued.may_ask() {
+            return self.admit_again(queued);
+        }
+        // Taken, so that the drop of `queued` does not undo the charge.
+        let Some(last) = queued.last.take() else {
             return self.admit_again(queued);
         };
         let LastDecision {

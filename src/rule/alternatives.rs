@@ -177,8 +177,6 @@ impl Rules for Alternatives {
         let first = infos[start].name;
         for info in &mut infos[start..] {
             info.first_alternative = Some(first);
-            // A store must support alternatives whose quotas are not known yet.
-            info.sample = Some(&[]);
         }
     }
 }

@@ -276,7 +276,9 @@ impl Attempts {
         asks_again
     }
 
-    /// Moves a choice on if it was denied. Returns `true` if the store must be asked again.
+    /// Moves a choice past lists that are denied, or foreseen to be. In `denial`, the outcomes of a foreseen
+    /// list replace those of the list before. Returns `true` if the store must be asked for the list at which
+    /// the choice stops.
     fn try_next_of(
         &mut self,
         choice: usize,
@@ -300,9 +302,7 @@ impl Attempts {
             let Some(foreseen) = foresee_denial(charges, next, &denial.outcomes) else {
                 return true;
             };
-            let outcomes = &mut denial.outcomes;
-            outcomes.retain(|outcome| !has_rule(charges, outcome.rule()));
-            outcomes.extend(foreseen);
+            replace_outcomes(denial, charges, foreseen);
             is_foreseen = true;
         }
         false
@@ -338,6 +338,9 @@ impl Attempts {
     }
 
     /// Adds the outcomes of the charges of a choice that are not made, and marks those that did not decide.
+    ///
+    /// Of a denial, the outcomes of the *decisive* list are its result, and the charges of the *described*
+    /// one are shown: the first list with the same rules.
     fn finish_choice(&mut self, choice: usize, all: Candidates<'_, '_>, decision: &mut Decision) {
         let mut decisive = self.tried(choice);
         if !decision.is_allowed() {
@@ -478,7 +481,7 @@ fn charges_of<'m, 'a>(
     made
 }
 
-/// Returns the first list that has all rules of `list`, which describes them best.
+/// Returns the first list that has all rules of `list`: the one that describes a denial.
 fn first_with_rules_of(list: usize, choice: usize, all: Candidates<'_, '_>) -> usize {
     let charges = all.list(choice, list);
     let mut earlier = 0..list;
@@ -506,6 +509,14 @@ fn outcomes_of(charges: &[Charge<'_>], outcomes: &[Outcome]) -> SmallVec<[Outcom
     its.copied().collect()
 }
 
+/// Replaces the outcomes of the rules of these charges.
+fn replace_outcomes(denial: &mut Decision, charges: &[Charge<'_>], by: SmallVec<[Outcome; 2]>) {
+    denial
+        .outcomes
+        .retain(|outcome| !has_rule(charges, outcome.rule()));
+    denial.outcomes.extend(by);
+}
+
 /// Returns the longest wait of the outcomes that decide.
 fn longest<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u64 {
     let deciding = outcomes.filter(|outcome| outcome.is_deciding());
@@ -514,8 +525,9 @@ fn longest<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u64 {
 
 /// Finds the outcomes that caused a denial.
 ///
-/// An outcome that denies for longer than any charge of its rule may wait is a cause. If there is none,
-/// the store denied a charge that may wait, and each denying outcome may be the cause.
+/// A store reports waits as if nobody queued, so an outcome that denies for no longer than a charge of its
+/// rule may wait need not be the cause. One that denies for longer certainly is. If there is none, each
+/// denying outcome may be the cause.
 #[derive(Clone, Copy)]
 struct Causes<'c, 'a> {
     charges: &'c [Charge<'a>],
@@ -542,8 +554,6 @@ impl<'c, 'a> Causes<'c, 'a> {
 }
 
 /// Returns `true` for a denial with a longer wait than the largest `max_wait` of its rule.
-///
-/// The waits of a denial are those of callers that do not queue, so a shorter one may be allowed.
 fn is_beyond_patience(charges: &[Charge<'_>], outcome: &Outcome) -> bool {
     let rule = outcome.rule();
     let its = charges.iter().filter(|charge| charge.rule == rule);

@@ -145,13 +145,15 @@ fn check_accounts(rule: RuleName, quotas: &[Quota]) -> Result<(), RuleError> {
     }
 }
 
-/// Checks the rules of a layer, and registers them with the store.
-pub(crate) fn check_and_register<S: Store>(
-    infos: &[RuleInfo<'_>],
-    store: &S,
-) -> Result<(), RuleError> {
+/// Returns the rules that may have quotas.
+fn limiting<'i, 'a>(infos: &'i [RuleInfo<'a>]) -> Vec<&'i RuleInfo<'a>> {
     let is_limiting = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|quotas| !quotas.is_empty());
-    let limiting: Vec<_> = infos.iter().filter(is_limiting).collect();
+    infos.iter().filter(is_limiting).collect()
+}
+
+/// Checks the rules of a layer, without its store.
+pub(crate) fn check(infos: &[RuleInfo<'_>]) -> Result<(), RuleError> {
+    let limiting = limiting(infos);
     for (at, info) in limiting.iter().enumerate() {
         if limiting[..at].iter().any(|other| other.name == info.name) {
             return Err(RuleError::SameName(info.name));
@@ -159,6 +161,12 @@ pub(crate) fn check_and_register<S: Store>(
         check_quotas(info)?;
         check_cost(info, &limiting)?;
     }
+    Ok(())
+}
+
+/// Checks that the store supports the rules, and registers them with it.
+pub(crate) fn register<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), RuleError> {
+    let limiting = limiting(infos);
     if limiting.is_empty() {
         return Ok(());
     }

@@ -319,11 +319,13 @@ struct Probe {
 
 /// The number of windows until the long-term mean is known.
 const WARMUP: u32 = 10;
-/// The full windows from which on a warmup shows an overload. Those at its start have no queue yet.
+/// A warmup with at least this many full windows may have learned an overload. The first windows have no
+/// queue yet.
 const MOST_OF_WARMUP: u32 = 8;
-/// The part of a latency from which on another one is about the same: less than a tenth is noise.
+/// A latency of at least this part of another one is about the same: less than a tenth is noise.
 const ABOUT_THE_SAME: f64 = 0.9;
-/// The part of a latency from which on half of the limit has not lowered it. A queue would be half as long.
+/// If the latency at half of the limit is above this part of the latency before, halving did not help. A
+/// queue would be half as long.
 const NOT_LOWERED: f64 = 0.75;
 
 impl Gradient {
@@ -331,6 +333,7 @@ impl Gradient {
     fn next(&mut self, window: &WindowResult) -> f64 {
         if let Some(probe) = self.probe {
             return if window.is_overloaded {
+                // An overload lowers the limit at once. Its latency says nothing about half of the limit.
                 window.limit * DECREASE
             } else {
                 self.add_to_probe(probe, window)
@@ -374,19 +377,21 @@ impl Gradient {
             limit
         };
         if gradient < 1.0 {
-            self.follow_lowering(next, window.latency);
+            self.accept_if_not_lowered(next, window.latency);
         } else {
             self.lowering = None;
         }
         next
     }
 
-    /// Accepts a higher latency if half of the limit has not lowered it. The queue is then not its cause.
-    fn follow_lowering(&mut self, limit: f64, latency: f64) {
+    /// Accepts a higher latency as the usual one if half of the limit has not lowered it. A queue is then not
+    /// its cause.
+    fn accept_if_not_lowered(&mut self, limit: f64, latency: f64) {
         let now = Lowering { limit, latency };
         let start = *self.lowering.get_or_insert(now);
         let has_risen = start.latency < ABOUT_THE_SAME * latency;
         let has_grown = limit > start.limit;
+        // Neither shows what a lower limit does to the latency, so the comparison starts again.
         if has_risen || has_grown {
             self.lowering = Some(now);
             return;
@@ -456,8 +461,7 @@ fn long_term_mean(mut long: f64, short: f64, windows: u32, is_full: bool) -> f64
 mod tests {
     use super::*;
 
-    /// Half of the slots of a limit that follows the usual latency is compared, also if the last window of
-    /// the warmup is overloaded.
+    /// A full warmup ends by halving the limit, even if its windows were overloaded.
     #[test]
     fn a_full_limit_is_halved_after_a_warmup_with_overloaded_windows() {
         for overloaded in [&[][..], &[10], &[1, 2, 3, 9, 10]] {

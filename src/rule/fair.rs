@@ -97,13 +97,13 @@ impl Rule<Everyone> {
     ///   denied cannot count for a client: invented keys would take shares.
     /// - Each process knows only its own clients. If it knows half of them, shares are twice as large,
     ///   and clients beyond their fair share compete with others for the pool.
-    /// - A client with a share waits for the pool like anyone else once the reserve is used.
+    /// - A client with a share is denied like anyone else once the pool and its reserve are used up.
     /// - Requests are not served in any order, and nobody waits.
     /// - A share of much less than one request per second refills slowly, also after other clients have
     ///   left. Until it has refilled, its client uses what others leave.
-    /// - A request beyond its share that the pool admits needs two calls to the store. Any other request
-    ///   needs one.
-    ///   The time of a [`Timeout`](crate::store::Timeout) applies to each.
+    /// - A request beyond its share needs two calls to the store, unless the first shows that the pool is
+    ///   used up. Any other request needs one. The time of a [`Timeout`](crate::store::Timeout) applies to
+    ///   each.
     /// - It has no [penalty](crate::RateLimitLayer::penalty). The queue of a
     ///   [`RetryAfter`](crate::middleware::RetryAfter) spreads the retries of each client, but not those
     ///   of different clients.

@@ -43,7 +43,7 @@ pub use self::{
 };
 pub(crate) use self::{
     attempts::{Attempts, OwnedCandidates, decide},
-    check::check_and_register,
+    check::{check, register},
     controller::Controller,
     plan::longest_wait,
     rules::{infos, with_charges},
@@ -388,9 +388,10 @@ impl<K: KeyExtractor> Rule<K> {
             Ok(Some(key)) if key.is_blank() => KeyError::missing("key"),
             Ok(None) if is_required => KeyError::missing("key"),
             Err(error) if error.is_missing() => error.clone(),
-            // The extractor exempts the request.
+            // This rule does not charge a request without a key.
             Ok(None) => return Ok(None),
-            found => return found.clone(),
+            // A key that may be used, or that cannot be read.
+            Ok(Some(_)) | Err(_) => return found.clone(),
         };
         if self.if_no_key.is_some() && !is_required {
             return Ok(None);

@@ -235,7 +235,7 @@ pub(super) fn append_charge(charge: &Charge<'_>, before: Candidates<'_, '_>, the
 
 /// Calls `then` once, with the charges in `before`, followed by the charges of `rules`.
 ///
-/// Each charge borrows its key from the call before.
+/// A key lives in the call that appends its charge, so the next rule appends within that call.
 pub(super) fn chain(
     rules: &[&dyn sealed::Sealed],
     head: &RequestHead<'_>,

@@ -165,7 +165,7 @@ impl Clients {
 }
 
 impl Seen {
-    /// Forgets the clients of old generations.
+    /// Begins a generation: the weights of clients that are older than the last one no longer count.
     fn advance(&mut self, generation: u64) {
         match generation.saturating_sub(self.generation) {
             0 => return,
@@ -196,8 +196,8 @@ impl Seen {
         free
     }
 
-    /// Returns the sum of the weights, if the client of a place had this one. Without a place, all other
-    /// clients.
+    /// Returns the sum of the weights, if the client of a place had this one. `None` stands for all clients
+    /// without a place, which count as one.
     fn sum_with(&self, place: Option<usize>, weight: u32) -> u64 {
         let old = place.map_or(&self.others, |place| &self.places[place]);
         let is_counted = self.generation - old.generation < 2;
@@ -205,7 +205,8 @@ impl Seen {
         self.weights[0] + self.weights[1] - counted + u64::from(weight)
     }
 
-    /// Replaces a client, and moves its weight to this generation. Without a place, all other clients.
+    /// Replaces the client of a place, and moves its weight to this generation. `None` stands for all clients
+    /// without a place.
     fn put(&mut self, place: Option<usize>, client: SeenClient) {
         let old = place.map_or(&mut self.others, |place| &mut self.places[place]);
         let before = mem::replace(old, client);

@@ -14,6 +14,7 @@ fn a_late_charge_beyond_max_debt_is_logged_once() {
     let _turn = alone();
     let (log, _guard) = Log::start(tracing::Level::INFO);
     let limiter = Limiter::named("default", FakeClock::new().store(10_000));
+    // Seven units are the limit and the debt. A refund of more than was charged logs nothing.
     let quota = Quota::per_minute(5).with_max_debt(2);
     for key in 0..100_u32 {
         drop(limiter.charge(key, &quota, 7).now());

@@ -80,6 +80,7 @@ async fn a_missing_peer_is_500_and_one_log_line_that_names_the_fix() {
     let _turn = alone();
     let (log, _guard) = Log::start(tracing::Level::INFO);
 
+    // Neither another key nor `Skip` hides it.
     let rule = Rule::new("ip", PeerIp::new().or(Everyone), Quota::per_hour(1));
     let layer = RateLimitLayer::rules(
         rule.on_missing_key(OnMissingKey::Skip),

@@ -100,9 +100,10 @@ fn the_files_that_documents_name_exist() {
     assert!(count > 60, "{count} paths");
 }
 
-/// Returns the file of a module of a test program.
+/// Returns the file of a module of a test program, or of the library.
 fn module(root: &Path, program: &str, path: &[&str]) -> String {
-    let file = root.join("tests").join(program).join(path.join("/"));
+    let folder = if program == "lib" { root.join("src") } else { root.join("tests").join(program) };
+    let file = folder.join(path.join("/"));
     let file = [file.with_extension("rs"), file.join("mod.rs")].into_iter().find(|it| it.exists());
     fs::read_to_string(file.expect("a module")).expect("text")
 }

@@ -38,3 +38,14 @@ fn other_quotas_under_one_name_fail_to_build() {
     assert_eq!(denial(store, &LivePlan::new(windows)), None, "live plans are not compared");
     assert_eq!(denial(LocalStore::with_capacity(64), windows), None);
 }
+
+#[test]
+fn a_layer_that_fails_to_build_registers_no_quotas() {
+    let (store, named) =
+        (LocalStore::with_capacity(16), |units| Quota::per_hour(units).with_name("x"));
+    let clash = (rule("login", named(5)), rule("other", named(9)));
+    let wrong =
+        RateLimitLayer::try_rules(clash, store.clone()).err().map(|wrong| wrong.to_string());
+    assert!(wrong.as_ref().is_some_and(|wrong| wrong.contains("are called \"x\"")), "{wrong:?}");
+    assert_eq!(denial(store, Quota::per_hour(6)), None);
+}

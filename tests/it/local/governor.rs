@@ -10,7 +10,7 @@ use governor::{
 use http::StatusCode;
 use proptest::{collection::vec, prelude::*};
 use tower_sluice::{
-    Cost, Decision, Key, LivePlan, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    Cost, Decision, Key, LivePlan, Plan, Quota, RateLimitLayer, Rule, Store, StoreExt,
     decision::Source,
     key::Everyone,
     rule::RuleName,
@@ -147,4 +147,18 @@ async fn fail_open_rejects_charges_that_the_store_does_not_support() {
     }
     live.replace([]);
     assert_eq!(answer(&built, get("/")).await.status(), StatusCode::OK);
+}
+
+/// Each alternative is a call of its own, so a store that decides one charge at a time can do them. It has
+/// one account for both rules.
+#[tokio::test]
+async fn an_alternative_may_be_chosen_per_request() {
+    const ONE: Quota = Quota::per_hour(1);
+    let chosen = Rule::new("plan", Everyone, Plan::from_fn(|_, _| ONE.into()));
+    let rules = chosen.or(Rule::new("credits", Everyone, ONE));
+    let store = reporting(ONE, FakeRelativeClock::default());
+    let layer = RateLimitLayer::rules(rules, store.fail_closed());
+    for expected in [200, 429] {
+        assert_eq!(answer(&layer, get("/")).await.status(), expected);
+    }
 }
