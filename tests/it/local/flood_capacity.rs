@@ -64,7 +64,7 @@ fn a_flood_denies_the_documented_share_of_new_keys() {
     }
 }
 
-/// 10 new keys per millisecond with one request each, and as many entries as the formula gives.
+/// 10 new keys per millisecond with one request each, and as many slots as the formula gives.
 #[test]
 fn with_the_capacity_of_the_formula_almost_no_new_key_is_denied() {
     let every_2s = |algorithm| {
@@ -91,11 +91,11 @@ fn with_the_capacity_of_the_formula_almost_no_new_key_is_denied() {
     }
 }
 
-/// 10 000 new keys with one unit each, in a store of which a share of the capacity is in debt.
+/// 20 000 new keys with one unit each, in a store of which a share of the capacity is in debt.
 #[test]
 fn a_fuller_store_denies_the_documented_share_of_new_keys() {
-    const CAPACITY: u32 = 200_000;
-    const NEW: u64 = 10_000;
+    const CAPACITY: u32 = 500_000;
+    const NEW: u64 = 20_000;
     for (load, without_a_slot, denied) in
         [(50, 0.01, 0.0), (80, 0.09, 0.04), (100, 1.0, 0.6), (120, 3.9, 3.5), (150, 16.0, 16.0)]
     {
