@@ -82,6 +82,22 @@ async fn blocked_keys_stay_blocked_in_an_outage() {
     assert!(here.take("alice", HOURLY, 1).await.is_allowed());
 }
 
+/// The caller is told that the key is not blocked.
+#[tokio::test]
+async fn a_block_for_which_the_shared_store_has_no_room_is_not_mirrored() {
+    let local = LocalStore::with_capacity(100_000);
+    let here = Limiter::named("default", local.clone());
+    let shared = LocalStore::with_capacity(64).fallback(local, 1);
+    let shared = Limiter::named("default", shared);
+    let mut refused = 0;
+    for key in 0..1_000_u32 {
+        let is_blocked = shared.block(key, secs(60)).await.is_ok();
+        assert_eq!(here.take(key, &HOURLY, 1).now().is_blocked(), is_blocked, "{key}");
+        refused += u32::from(!is_blocked);
+    }
+    assert!(refused > 900, "{refused}");
+}
+
 /// A denial by a block names the rule, but not the key.
 #[tokio::test(start_paused = true)]
 async fn a_block_of_one_key_is_not_mirrored_to_another_key_of_its_rule() {

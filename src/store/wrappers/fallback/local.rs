@@ -105,11 +105,14 @@ where
 
     fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
         let is_known = decision.cause() == Cause::Known;
+        // The accounts did not change by a denial that is repeated.
         if is_known && !decision.is_allowed() {
             return decision;
         }
         match op {
             Op::Peek(_) => return decision,
+            // The shared store did not block the key.
+            Op::Block(..) if !decision.is_allowed() => return decision,
             Op::Take(charges) => self.mirror_rates(charges, &decision, 0),
             Op::Adjust(_, units) => {
                 self.mirror_rates(op.charges(), &decision, units.min(0).unsigned_abs());
@@ -118,6 +121,7 @@ where
                 drop(self.call(op, &Context::default()));
             }
         }
+        // Leased units hold no slots.
         if is_known {
             decision
         } else {
@@ -191,6 +195,7 @@ where
                 refunded,
             };
             let context = Context::following(&followed);
+            // The context has the units. The cost 0 marks a charge that was not made here.
             self.with_shares(&[charge.with_cost(0)], |shares| {
                 let _ = self.store.call(Op::Adjust(&shares[0], 0), &context).now();
             });
@@ -230,12 +235,12 @@ where
         for outcome in denial.outcomes() {
             let time = outcome.retry_after().unwrap_or(Duration::MAX);
             let rule = outcome.rule();
-            let mut charges = charges
+            let mut candidates = charges
                 .iter()
                 .filter(|charge| charge.may_deny() && charge.rule == rule);
-            // The outcome does not name the blocked key of the rule.
-            if let Some(charge) = charges.next()
-                && charges.all(|other| other.key == charge.key)
+            // The outcome names the rule and not the key, so all charges of the rule must have one key.
+            if let Some(charge) = candidates.next()
+                && candidates.all(|other| other.key == charge.key)
             {
                 let _ = self
                     .store
@@ -269,8 +274,8 @@ where
     }
 }
 
-/// Returns `true` for a denial because this process has no unit of a small limit, which is not
-/// permanent.
+/// Returns `true` if a quota denied only because the part of this process has no unit of it. Such a denial
+/// is not permanent.
 fn lacks_share(outcome: &Outcome, charges: &[Charge<'_>]) -> bool {
     if !outcome.is_denied() || outcome.limit() > 0 {
         return false;
