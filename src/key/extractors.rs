@@ -276,6 +276,7 @@ pub struct Or<A, B> {
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        // Also a request that the first extractor exempts, by no key and no error, has the second one's key.
         match extract(&self.first, head) {
             Ok(Some(key)) => Ok(Some(key)),
             Err(error) if !error.is_missing() => Err(error),

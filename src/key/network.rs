@@ -21,7 +21,8 @@ impl Networks {
 
     /// Reads the networks of trusted proxies.
     ///
-    /// A network of all addresses is an error, and so is one without its prefix length.
+    /// A network of all addresses is an error, and so is one that is written without its prefix length, such
+    /// as `10.0.0.0`.
     pub(super) fn trusted<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {

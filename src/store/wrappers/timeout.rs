@@ -68,7 +68,7 @@ where
 
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let start = Instant::now();
-        // Another timeout around this one does not count, because this one does.
+        // This tells another timeout around this one not to count, because this one does.
         let outer = context.keep_limit();
         let limit = outer.map_or(self.limit, |outer| outer.min(self.limit));
         let is_kept = AtomicBool::new(false);
@@ -130,7 +130,7 @@ impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
     }
 }
 
-/// Requires `Display`, because [`BoxError`] does not implement [`Error`].
+/// `E` need not be an [`Error`], because a [`BoxError`] is none.
 impl<E: fmt::Debug + fmt::Display> Error for TimeoutError<E> {}
 
 fn elapsed<E>(limit: Duration) -> TimeoutError<E> {

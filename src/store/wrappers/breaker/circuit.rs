@@ -128,7 +128,7 @@ impl FailureDomain {
         let mut circuit = self.0.circuit.lock();
         let until = match circuit.state {
             CircuitState::Closed => return Ok(self.permit(circuit.epoch)),
-            // The next open time is at least half of the shortest one.
+            // If the probe fails, the circuit is open for at least half of the shortest time.
             CircuitState::Probing => return Err(config.min_open / 2),
             CircuitState::Open { until } => until,
         };
@@ -247,7 +247,8 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// Records the answer, which is `ok` unless the server failed.
+    /// Records the answer, which is `ok` unless the server failed. The permit is then dropped without effect,
+    /// because an answered probe has changed the epoch.
     pub(super) fn record(self, config: &BreakerConfig, ok: bool) {
         let domain = &self.domain;
         let now = Instant::now();

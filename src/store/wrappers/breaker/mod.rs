@@ -148,7 +148,7 @@ impl<S> Breaker<S> {
 }
 
 impl<S: Store> Breaker<S> {
-    /// Permits a call of each server, or returns the time until the first that has failed may be called.
+    /// Permits a call of each server, or returns the time until one of those that have failed may be called.
     fn acquire(&self, op: Op<'_>) -> Result<SmallVec<[Permit; 1]>, Duration> {
         let servers = self.inner.failure_domains(op);
         let whole = slice::from_ref(&self.whole);
@@ -174,6 +174,7 @@ fn record<E>(
         return;
     }
     let several = permits.len() > 1;
+    // Of several servers, one that has answered since the start did not cause the failure.
     for permit in permits {
         let ok = answer.is_ok() || several && permit.domain.has_answered_since(start);
         permit.record(config, ok);

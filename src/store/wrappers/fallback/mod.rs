@@ -39,7 +39,7 @@ use crate::{
 /// | [`fail_closed`](crate::StoreExt::fail_closed) | [`FailClosed`] | denied, with 503 |
 ///
 /// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
-/// level. Only decisions begin or end an outage, not changes of accounts such as a refund.
+/// level. Only `take` begins or ends an outage, not `peek`, and no change of accounts such as a refund.
 ///
 /// [`undo`](Store::undo) uses the store that made the charge. Clones share the stores.
 ///
@@ -210,6 +210,7 @@ where
         let local = self.policy.health();
         Box::pin(async move {
             let inner = inner.await;
+            // The health of the inner store is newer than its last call, which counts only if it is unknown.
             let (status, detail) = match inner.status {
                 _ if !inner.is_healthy() => (Status::Failing, P::EFFECT),
                 Status::Unknown if failing => (Status::Failing, P::EFFECT),
@@ -241,7 +242,8 @@ impl<S, P> Clone for Fallback<S, P> {
 /// login. The [source](Decision::source) of a decision during an outage is [`Source::FailedOpen`].
 ///
 /// Charges that the inner store does not [support](crate::Store::supports) are a mistake of the
-/// configuration, not an outage. Such requests are denied, as by [`FailClosed`].
+/// configuration. They are logged as a failure of the store, but such requests are denied, as by
+/// [`FailClosed`], unless all their charges are report-only or have cost 0.
 #[derive(Clone, Copy, Debug)]
 pub struct FailOpen(pub(crate) ());
 
@@ -251,7 +253,7 @@ pub struct FailOpen(pub(crate) ());
 /// an outage of the store is an outage of the service. The [source](Decision::source) of a decision
 /// during an outage is [`Source::FailedClosed`].
 ///
-/// A request is allowed without a charge if each of its rules is
+/// During an outage, a request is allowed without a charge if each of its rules is
 /// [report-only](crate::Rule::report_only) or has cost 0. The decision reports the
 /// [denial](Decision::would_deny) by a report-only rule.
 #[derive(Clone, Copy, Debug)]
@@ -316,11 +318,12 @@ impl Policy for FailClosed {
         let reads_pass = decides && failure == Failure::Outage;
         let mut decision = Decision::allow();
         let mut effect = Self::EFFECT;
-        let denying = op
+        let unmade = op
             .charges()
             .iter()
             .filter(|charge| charge.cost > 0 || !reads_pass);
-        if let Some(charge) = denying.min_by_key(|charge| charge.report_only) {
+        // A charge that denies comes before those that only report.
+        if let Some(charge) = unmade.min_by_key(|charge| charge.report_only) {
             let report_only = decides && charge.report_only;
             if report_only {
                 effect = "requests are allowed, because their rules are report-only";
