@@ -132,11 +132,11 @@ pub trait KeyExtractor {
     /// Fails if the request has no identity, or if the identity cannot be used.
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError>;
 
-    /// Returns `false` if no key of this extractor is that of one client, such as the key of a route.
-    /// Defaults to `true`.
+    /// Returns `false` if this extractor never finds one client, like an extractor of routes. Defaults to
+    /// `true`.
     ///
-    /// All keys of such an extractor count as [shared](Key::is_client). A rule with it has no
-    /// [penalty](crate::RateLimitLayer::penalty), which is an error when the layer is built.
+    /// All keys of such an extractor count as [shared](Key::is_client). A
+    /// [penalty](crate::RateLimitLayer::penalty) for its rule is an error when the layer is built.
     /// [`Everyone`], [`MethodKey`] and `RouteKey` return `false`. A tuple, and an extractor with an
     /// alternative, return `true` if one of their extractors does.
     ///
@@ -201,7 +201,8 @@ fn unless_blank(key: Key, what: &'static str) -> Result<Option<Key>, KeyError> {
     }
 }
 
-/// Returns the key that `extractor` finds. A blank key of a custom extractor is a missing identity.
+/// Returns the key that `extractor` finds, marked as shared if the extractor finds no clients. A blank key of
+/// a custom extractor is a missing identity.
 pub(crate) fn extract<E: KeyExtractor + ?Sized>(
     extractor: &E,
     head: &RequestHead<'_>,
@@ -211,7 +212,7 @@ pub(crate) fn extract<E: KeyExtractor + ?Sized>(
     found?.map_or(Ok(None), |key| unless_blank(key, "key"))
 }
 
-/// Marks the key of an extractor that finds no clients.
+/// Marks the key of an extractor that finds no clients as shared.
 #[inline(always)]
 pub(crate) fn share_unless_client<E: KeyExtractor + ?Sized>(
     extractor: &E,

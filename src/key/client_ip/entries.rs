@@ -43,7 +43,8 @@ pub(super) enum Separator {
     UnquotedComma,
 }
 
-/// The positions of the last unquoted commas of a line, in a ring buffer.
+/// The positions of the last unquoted commas of a line, in a ring buffer. At most that many entries are read,
+/// so a position that was overwritten is never needed.
 #[derive(Default)]
 struct Commas {
     at: [usize; MAX_ENTRIES],

@@ -114,12 +114,13 @@ fn is_number(port: &str) -> bool {
 ///
 /// Also accepts colons and brackets without quotes, and white space around `;` and `=`.
 ///
-/// A client may send an opening quote, so that the text of the proxy becomes part of a string. The
+/// A client may send an opening quote, so that the text that the proxy appends becomes part of a string. The
 /// client could then choose its address. Two checks prevent this:
 ///
-/// - A string that does not end is an error.
-/// - A client can add an escaped quote, so that the string ends. A backslash outside a string is
-///   therefore an error.
+/// - A string that does not end is an error (`Commas::of`).
+/// - The proxy may append a quoted text of the client, whose opening quote ends that string. By a quote within
+///   that text, the client could make the quotes even again. The proxy escapes it, and its backslash is then
+///   outside a string, which is an error.
 fn for_address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = Some(element);

@@ -365,7 +365,7 @@ impl ClientIp {
             leftmost = Some(address);
         }
         let Some(proxy) = leftmost else {
-            return self.count_as(peer);
+            return self.client_without_header(peer);
         };
         self.log_no_client(proxy);
         Ok(Client::new(proxy, Origin::Proxy))
@@ -375,11 +375,13 @@ impl ClientIp {
         if self.source.is_blank(headers) {
             return Err(UnknownClient::Missing);
         }
+        // Such a header has one address, however many proxies there are.
         let is_single = matches!(self.source, ClientHeader::Single(_));
         let hops = if is_single { 1 } else { usize::from(hops) };
         let mut addresses = self.addresses(headers);
-        let mut nearer = addresses.by_ref().take(hops - 1);
-        nearer.try_for_each(|address| address.map(drop))?;
+        for proxy in addresses.by_ref().take(hops - 1) {
+            proxy?;
+        }
         let address = addresses.next().unwrap_or(Err(UnknownClient::Missing))?;
         Ok(Client::new(address, Origin::Header))
     }
@@ -391,7 +393,7 @@ impl ClientIp {
         }
         match leftmost {
             Some(address) => Ok(Client::new(address, Origin::Header)),
-            None => self.count_as(peer(head)?),
+            None => self.client_without_header(peer(head)?),
         }
     }
 
@@ -404,8 +406,9 @@ impl ClientIp {
         addresses.map(|address| address.map_err(UnknownClient::Unreadable))
     }
 
-    /// Returns the client of a trusted peer that sends no header.
-    fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
+    /// Returns the client of a trusted peer that sends no header, or rejects it if the settings say so. The
+    /// log names it.
+    fn client_without_header(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
             None => Ok(Client::new(peer, Origin::Proxy)),
@@ -437,6 +440,7 @@ impl ClientIp {
             UnknownClient::Unreadable(why) => {
                 let status = match self.unreadable {
                     Unreadable::Reject(status) => status,
+                    // `extract` has a shared key instead. This is for access lists and `address`.
                     Unreadable::Share => StatusCode::BAD_REQUEST,
                 };
                 KeyError::unusable(status, format!("header {name} {why}"))
@@ -478,8 +482,11 @@ impl KeyExtractor for ClientIp {
 /// The reason why the client is unknown.
 #[derive(Clone, Copy)]
 enum UnknownClient {
+    /// The server provides no address of the peer.
     Peer,
+    /// The header has fewer addresses than there are proxies.
     Missing,
+    /// A trusted proxy sent no header, which the settings reject.
     WithoutHeader(StatusCode),
     Unreadable(HeaderFault),
 }
