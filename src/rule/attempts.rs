@@ -339,8 +339,8 @@ impl Attempts {
 
     /// Adds the outcomes of the charges of a choice that are not made, and marks those that did not decide.
     ///
-    /// Of a denial, the outcomes of the *decisive* list are its result, and the charges of the *described*
-    /// one are shown: the first list with the same rules.
+    /// A denial has the outcomes of the *decisive* list, and shows the charges of the *described* one: the
+    /// first list with the same rules.
     fn finish_choice(&mut self, choice: usize, all: Candidates<'_, '_>, decision: &mut Decision) {
         let mut decisive = self.tried(choice);
         if !decision.is_allowed() {
@@ -612,6 +612,16 @@ mod tests {
         RuleName::new(name).expect("a name")
     }
 
+    /// Checks that a list of the choice is charged after a wait.
+    fn assert_waits(store: &LocalStore, charges: &[Charge<'_>], choice: Choice) {
+        let choices = &[choice];
+        let decision = take(store, Candidates { charges, choices });
+        assert!(
+            decision.is_allowed() && !decision.wait().is_zero(),
+            "{decision:?}"
+        );
+    }
+
     #[test]
     fn a_next_list_that_may_wait_is_not_foreseen_to_be_denied() {
         let (store, key) = (LocalStore::new(), Key::from("alice"));
@@ -619,19 +629,8 @@ mod tests {
         let pool = Charge::new(rule("pool"), &key, &one);
         let share = Charge::new(rule("share"), &key, &many);
         assert!(call(&store, &[pool]).is_allowed());
-        let charges = [share, pool, pool.with_max_wait(Duration::from_secs(90))];
-        let choices = [Choice::new(0, [2, 1])];
-        let decision = take(
-            &store,
-            Candidates {
-                charges: &charges,
-                choices: &choices,
-            },
-        );
-        assert!(
-            decision.is_allowed() && !decision.wait().is_zero(),
-            "{decision:?}"
-        );
+        let patient = pool.with_max_wait(Duration::from_secs(90));
+        assert_waits(&store, &[share, pool, patient], Choice::new(0, [2, 1]));
     }
 
     /// The first list is denied by the store, and the second one is foreseen to be.
@@ -642,24 +641,9 @@ mod tests {
         let pool = Charge::new(rule("pool"), &key, &one);
         let share = Charge::new(rule("share"), &key, &one);
         assert!(call(&store, &[share, pool]).is_allowed());
-        let charges = [
-            share,
-            pool,
-            pool,
-            pool.with_max_wait(Duration::from_secs(90)),
-        ];
-        let choices = [Choice::new(0, [2, 1, 1])];
-        let decision = take(
-            &store,
-            Candidates {
-                charges: &charges,
-                choices: &choices,
-            },
-        );
-        assert!(
-            decision.is_allowed() && !decision.wait().is_zero(),
-            "{decision:?}"
-        );
+        let patient = pool.with_max_wait(Duration::from_secs(90));
+        let charges = [share, pool, pool, patient];
+        assert_waits(&store, &charges, Choice::new(0, [2, 1, 1]));
     }
 
     #[test]

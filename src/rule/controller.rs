@@ -230,7 +230,7 @@ impl LimitState {
     }
 }
 
-/// What a window has shown.
+/// The result of a window.
 struct WindowResult {
     /// The limit during the window.
     limit: f64,

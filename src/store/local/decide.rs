@@ -16,7 +16,7 @@ use crate::{
     store::{Charge, Waiter},
 };
 
-/// What a decision does to its accounts.
+/// The effect of a decision on its accounts.
 #[derive(Clone, Copy, PartialEq)]
 enum Effect {
     Charge,

@@ -141,7 +141,7 @@ fn rule() -> RuleName {
     RuleName::new("sluice probe").unwrap_or_default()
 }
 
-/// What the settings of the servers show.
+/// Findings from the settings of the servers.
 #[derive(Default)]
 struct Findings {
     warnings: Vec<String>,
