@@ -16,7 +16,7 @@ fn two_first_charges_open_one_account() {
         every_order(move || {
             let take = |table: &Ledger| table.take(ALICE, 20);
             let (table, one, other) =
-                Ledger::new(2, &[]).with_accounts_beside(beside).both(take, take);
+                Ledger::new(2, &[]).beside(beside).both(take, take);
             let first = (Some(Own(20 + T)), Some(Own(20 + 2 * T)));
             assert!((one, other) == first || (other, one) == first, "{one:?}, {other:?}");
             assert_eq!((table.look(ALICE), table.active(20)), (Some(20 + 2 * T), 1));
@@ -29,7 +29,7 @@ fn first_charges_by_clocks_apart_open_one_account() {
     for beside in [true, false] {
         every_order(move || {
             let (table, one, other) = Ledger::new(1, &[])
-                .with_accounts_beside(beside)
+                .beside(beside)
                 .both(|table| table.take(ALICE, 20), |table| table.take(ALICE, 21));
             let said = (one, other, table.look(ALICE));
             let (early, late) = (20 + T, 21 + T);
@@ -74,7 +74,7 @@ fn an_account_in_debt_is_never_reclaimed() {
     for beside in [true, false] {
         every_order(move || {
             let (_, bob, alice) = Ledger::new(1, &[(ALICE, 25)])
-                .with_accounts_beside(beside)
+                .beside(beside)
                 .both(|table| table.take(BOB, 30), |table| table.take(ALICE, 22));
             assert_eq!(bob, Some(Own(30 + T)));
             // If her account was reclaimed, it reopens no earlier than the instant at which that was

@@ -1,16 +1,23 @@
-//! A set of entries that is charged like the embedded store, by the simplest GCRA.
+//! A table of the crate, charged as the embedded store does, by the simplest GCRA: an account is the
+//! instant at which it is full again, and each charged unit moves it by `T`.
 
 use std::{slice, sync::Arc};
 
 use loom::thread;
 use tower_sluice::rule::RuleName;
 
-use super::table::{Located, LockedAccounts, Table};
+use super::{
+    sync::WAYS,
+    table::{Located, LockedAccounts, Table},
+};
+
+/// The state of an account: the instant at which it is full again.
+pub(crate) type Instant = u64;
 
 /// The time in which one unit returns.
 pub(crate) const T: u64 = 10;
 
-/// Accounts. The lowest bit of an account selects the entry at which its search begins.
+/// The ids of accounts. The lowest bit selects the entry of its set at which the search for one begins.
 pub(crate) const ALICE: u64 = 2;
 pub(crate) const BOB: u64 = 4;
 pub(crate) const CAROL: u64 = 6;
@@ -19,9 +26,6 @@ pub(crate) const OTHER: u64 = 3;
 pub(crate) const FAR: u64 = (1 << 63) + 8;
 /// The end of a debt that outlasts every model.
 pub(crate) const LONG: Instant = 1_000;
-
-/// The state of an account: the instant at which it is full again.
-pub(crate) type Instant = u64;
 
 /// A charge to the key's own account, or to the account that keys without an entry share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,112 +63,101 @@ impl AccountState {
     }
 }
 
-/// An account of a decision.
-pub(crate) struct Account<'a> {
-    pub(crate) at: Located,
-    pub(crate) quota: &'a Quota,
-}
-
-impl AsRef<Located> for Account<'_> {
-    fn as_ref(&self) -> &Located {
-        &self.at
+/// The accounts of a decision are their places alone, as all have one quota.
+impl AsRef<Located> for Located {
+    fn as_ref(&self) -> &Self {
+        self
     }
 }
 
-impl AsMut<Located> for Account<'_> {
-    fn as_mut(&mut self) -> &mut Located {
-        &mut self.at
+impl AsMut<Located> for Located {
+    fn as_mut(&mut self) -> &mut Self {
+        self
     }
 }
 
+/// Accounts that hold `limit` units each.
 pub(crate) struct Ledger {
     table: Table,
     limit: u64,
-    /// Accounts are kept beside their entries.
-    beside: bool,
+    /// `true` if new accounts are kept beside their entries, as those of other algorithms.
+    is_beside: bool,
 }
 
 impl Ledger {
-    /// Creates a set whose accounts hold `limit` units. The first entries have the given debts.
-    pub(crate) fn new(limit: u64, debts: &[(u64, Instant)]) -> Self {
-        let ledger = Self { table: Table::new(1), limit, beside: false };
-        ledger.open(debts);
+    /// Creates one set, whose first entries have accounts that are full again at these instants.
+    pub(crate) fn new(limit: u64, accounts: &[(u64, Instant)]) -> Self {
+        let ledger = Self { table: Table::new(WAYS), limit, is_beside: false };
+        ledger.open(accounts);
         ledger
     }
 
-    /// Keeps new accounts beside their entries, if `beside` is `true`.
-    pub(crate) fn with_accounts_beside(self, beside: bool) -> Self {
-        Self { beside, ..self }
+    /// Creates two sets.
+    pub(crate) fn of_two_sets(limit: u64) -> Self {
+        Self { table: Table::new(2 * WAYS), limit, is_beside: false }
     }
 
-    /// Creates two sets whose accounts are kept beside their entries, or in them.
-    pub(crate) fn wide(limit: u64, beside: bool) -> Self {
-        Self { table: Table::new(3), limit, beside }
+    /// Keeps the accounts that are opened from now on beside their entries, or in them.
+    pub(crate) fn beside(self, is_beside: bool) -> Self {
+        Self { is_beside, ..self }
     }
 
-    fn open(&self, debts: &[(u64, Instant)]) {
-        for (id, until) in debts {
+    fn open(&self, accounts: &[(u64, Instant)]) {
+        for (id, full_at) in accounts {
             let mut account = account(*id);
             let mut locked = self.table.lock(slice::from_mut(&mut account), 1);
-            locked.update(&mut account.at, account.quota, |it| *it = Some(self.state(*until)));
+            locked.update(&mut account, &Quota, |state| *state = Some(self.state(*full_at)));
         }
     }
 
     fn state(&self, tat: Instant) -> AccountState {
-        if self.beside { AccountState::Beside(tat) } else { AccountState::Gcra(tat) }
+        if self.is_beside { AccountState::Beside(tat) } else { AccountState::Gcra(tat) }
     }
 
     /// Charges a unit, if it fits.
     pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
-        if !self.beside
+        if !self.is_beside
             && let Some(([tat], locked)) = self.table.lock_instants([id], now)
         {
-            let new = self.step(tat, now)?;
+            let new = self.charged(tat, now, 1)?;
             locked.store([new]);
             return Some(Charged::Own(new));
         }
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
-        let shared = locked.overflowed;
-        let new = self.charge(&mut locked, &mut account.at, 1);
-        new.map(if shared { Charged::Shared } else { Charged::Own })
+        let is_shared = locked.overflowed;
+        let new = self.charge(&mut locked, &mut account);
+        new.map(if is_shared { Charged::Shared } else { Charged::Own })
     }
 
     /// Charges a unit of each account, if both fit.
     pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
-        if !self.beside
+        if !self.is_beside
             && let Some((tats, locked)) = self.table.lock_instants(ids, now)
         {
-            let new = tats.map(|tat| self.step(tat, now));
-            let [Some(one), Some(other)] = new else { return false };
+            let [Some(one), Some(other)] = tats.map(|tat| self.charged(tat, now, 1)) else {
+                return false;
+            };
             locked.store([one, other]);
             return true;
         }
         let mut both = ids.map(account);
         let mut locked = self.table.lock(&mut both, now);
-        let tats = both.each_ref().map(|it| locked.look(&it.at, tat));
-        let units = if both[0].at.shares(&both[1].at) { 2 } else { 1 };
-        let fits = tats.iter().all(|tat| self.steps(*tat, locked.now, units).is_some());
-        fits && both.iter_mut().all(|it| self.charge(&mut locked, &mut it.at, 1).is_some())
+        let tats = both.each_ref().map(|account| locked.look(account, tat));
+        let units = if both[0].shares(&both[1]) { 2 } else { 1 };
+        let fits = tats.iter().all(|tat| self.charged(*tat, locked.now, units).is_some());
+        fits && both.iter_mut().all(|account| self.charge(&mut locked, account).is_some())
     }
 
-    fn charge(
-        &self,
-        locked: &mut LockedAccounts<'_>,
-        at: &mut Located,
-        units: u64,
-    ) -> Option<Instant> {
-        let (now, tat) = (locked.now, locked.look(at, tat));
-        let new = self.steps(tat, now, units)?;
-        locked.update(at, &Quota, |account| *account = Some(self.state(new)));
+    /// Charges a unit, if it fits. Returns the new state.
+    fn charge(&self, locked: &mut LockedAccounts<'_>, account: &mut Located) -> Option<Instant> {
+        let new = self.charged(locked.look(account, tat), locked.now, 1)?;
+        locked.update(account, &Quota, |state| *state = Some(self.state(new)));
         Some(new)
     }
 
-    fn step(&self, tat: Instant, now: Instant) -> Option<Instant> {
-        self.steps(tat, now, 1)
-    }
-
-    fn steps(&self, tat: Instant, now: Instant, units: u64) -> Option<Instant> {
+    /// Returns the state of an account after a charge, if it fits.
+    fn charged(&self, tat: Instant, now: Instant, units: u64) -> Option<Instant> {
         let after = tat.max(now) + units * T;
         (after <= now + self.limit * T).then_some(after)
     }
@@ -174,14 +167,14 @@ impl Ledger {
         self.undo(id, now, LONG);
     }
 
-    /// Lowers the key's own account to `to`, or drops it if that is in the past.
+    /// Lowers the key's own account to `to`, or to full if that is in the past, without a receipt.
     pub(crate) fn lower(&self, id: u64, now: Instant, to: Instant) {
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
         let to = to.max(locked.now);
-        if account.at.has_entry() {
-            locked.update(&mut account.at, &Quota, |account| {
-                if let Some(tat) = account.as_mut().map(AccountState::tat) {
+        if account.has_entry() {
+            locked.update(&mut account, &Quota, |state| {
+                if let Some(tat) = state.as_mut().map(AccountState::tat) {
                     *tat = to.min(*tat);
                 }
             });
@@ -191,7 +184,7 @@ impl Ledger {
     /// Drops the account. The clock reads `now` once it is dropped.
     pub(crate) fn reset(&self, id: u64, now: Instant) {
         let mut account = account(id);
-        self.table.lock(slice::from_mut(&mut account), now).reset(&mut account.at, &Quota, || now);
+        self.table.lock(slice::from_mut(&mut account), now).reset(&mut account, &Quota, || now);
     }
 
     /// Undoes a unit that was charged at that instant.
@@ -199,7 +192,7 @@ impl Ledger {
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
         let now = locked.now;
-        locked.undo(&account.at, &Quota, charged, |account| {
+        locked.undo(&account, &Quota, charged, |account| {
             *account.tat() = account.tat().saturating_sub(T).max(now);
         });
     }
@@ -208,11 +201,10 @@ impl Ledger {
     pub(crate) fn look(&self, id: u64) -> Option<Instant> {
         let mut account = account(id);
         let mut locked = self.table.lock(slice::from_mut(&mut account), 0);
-        account
-            .at
-            .has_entry()
-            .then(|| locked.look(&account.at, |it| it.map(|it| tat(Some(it)))))
-            .flatten()
+        if !account.has_entry() {
+            return None;
+        }
+        locked.look(&account, |state| state.map(|state| state.expires_at(&Quota)))
     }
 
     /// Returns the state of the account that new keys share, as a key without an entry reads it.
@@ -220,7 +212,7 @@ impl Ledger {
         let mut account = account(CAROL + 2);
         let mut locked = self.table.lock(slice::from_mut(&mut account), now);
         assert!(locked.overflowed, "there is room");
-        locked.look(&account.at, tat)
+        locked.look(&account, tat)
     }
 
     pub(crate) fn active(&self, now: Instant) -> usize {
@@ -257,10 +249,11 @@ impl Ledger {
     }
 }
 
-fn account(id: u64) -> Account<'static> {
-    Account { at: Located::new(id, RuleName::default(), 0, QuotaAddress), quota: &Quota }
+fn account(id: u64) -> Located {
+    Located::new(id, RuleName::default(), 0, QuotaAddress)
 }
 
+/// Returns the state of an account, also of one that was never charged.
 fn tat(account: Option<&AccountState>) -> Instant {
     account.map_or(0, |account| account.expires_at(&Quota))
 }

@@ -47,7 +47,7 @@ fn two_refunds_both_count() {
 fn a_reset_and_a_charge_have_an_order() {
     every_order(|| {
         let (table, (), said) = Ledger::new(5, &[(ALICE, 40)])
-            .both(|table| table.lower(ALICE, 20, 0), |table| table.take(ALICE, 20));
+            .both(|table| table.reset(ALICE, 20), |table| table.take(ALICE, 20));
         match (said, table.look(ALICE)) {
             // An account that is full at the newest instant equals no account.
             (Some(Own(50)), None) | (Some(Own(30)), Some(30)) => {}

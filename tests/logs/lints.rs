@@ -23,7 +23,7 @@ use tower_sluice::{
 use crate::{
     alone,
     log::Log,
-    support::{Strict, ask, get},
+    support::{Strict, ask, get, with},
 };
 
 const TEN: Quota = Quota::per_second(10);
@@ -59,6 +59,13 @@ fn warning(log: &Log) -> String {
     assert_eq!(lines.len(), 1, "{lines:?}");
     let text = lines[0].split_once("WARN tower_sluice::lint: ").expect("a warning").1;
     text.to_owned()
+}
+
+/// Checks that the only line is this warning.
+fn warns(log: &Log, lint: &str, text: &str) {
+    let warning = warning(log);
+    assert!(warning.contains(text), "{warning}");
+    assert!(warning.ends_with(&format!("lint=\"{lint}\"")), "{warning}");
 }
 
 const NOTHING: [&str; 0] = [];
@@ -111,13 +118,19 @@ fn twice_by_path(head: &RequestHead<'_>, _: &Key) -> Quotas {
     }
 }
 
+/// Extracts the key of a request from this address, with an address in this header if it has a name.
+fn extract(extractor: &dyn KeyExtractor, peer: &str, header: &'static str) {
+    let headers = [(header, "203.0.113.9")];
+    let mut request = with(if header.is_empty() { &[] } else { &headers });
+    let peer: IpAddr = peer.parse().expect("an address");
+    request.extensions_mut().insert(SocketAddr::new(peer, 4711));
+    extractor.extract(&RequestHead::from(&request)).expect("a key");
+}
+
 /// Extracts the keys of requests from these addresses, in turn.
 fn extract_from(peer: &PeerIp, addresses: &[&str], requests: usize) {
     for address in addresses.iter().cycle().take(requests) {
-        let ip: IpAddr = address.parse().expect("an address");
-        let mut request: Request<()> = get("/");
-        request.extensions_mut().insert(std::net::SocketAddr::new(ip, 4711));
-        peer.extract(&RequestHead::from(&request)).expect("a peer");
+        extract(peer, address, "");
     }
 }
 
@@ -151,21 +164,12 @@ fn one_client(log: &Log) {
     }
 }
 
-/// Extracts the key of one request from this address with this header.
-fn forward(peer: &PeerIp, address: &str, name: &'static str) {
-    let ip: IpAddr = address.parse().expect("an address");
-    let mut request: Request<()> = get("/");
-    request.extensions_mut().insert(std::net::SocketAddr::new(ip, 4711));
-    request.headers_mut().insert(name, "203.0.113.9".parse().expect("a value"));
-    peer.extract(&RequestHead::from(&request)).expect("a peer");
-}
-
 fn forwarding_header_ignored(log: &Log) {
     let peer = PeerIp::new();
     extract_from(&peer, &["10.0.3.7", "203.0.113.9"], 500);
-    forward(&peer, "203.0.113.9", "x-forwarded-for");
+    extract(&peer, "203.0.113.9", "x-forwarded-for");
     assert_eq!(log.read(), NOTHING, "any client on the internet may send it");
-    forward(&peer.clone(), "::ffff:10.0.3.8", "x-forwarded-for");
+    extract(&peer.clone(), "::ffff:10.0.3.8", "x-forwarded-for");
     assert_eq!(
         warning(log),
         "a request from 10.0.3.8, a private address, has the header x-forwarded-for, which PeerIp \
@@ -173,18 +177,18 @@ fn forwarding_header_ignored(log: &Log) {
          yours, trust it with ClientIp::behind([\"10.0.3.8\"]), see \
          tower_sluice::guide::proxies lint=\"forwarding_header_ignored\""
     );
-    (0..3_000).for_each(|_| forward(&peer, "10.0.3.7", "forwarded"));
+    (0..3_000).for_each(|_| extract(&peer, "10.0.3.7", "forwarded"));
     assert_eq!(log.read(), NOTHING, "once, and no other line");
 
     for name in ["forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip"] {
-        forward(&PeerIp::new(), "127.0.0.1", name);
+        extract(&PeerIp::new(), "127.0.0.1", name);
         assert!(warning(log).contains(&format!("has the header {name}, which")));
     }
-    forward(&PeerIp::new().ipv6_prefix(48), "::1", "x-forwarded-for");
+    extract(&PeerIp::new().ipv6_prefix(48), "::1", "x-forwarded-for");
     assert!(warning(log).contains("ClientIp::behind([\"::1\"])"));
     let late = PeerIp::new();
     extract_from(&late, &["203.0.113.9"], 1_000);
-    forward(&late, "10.0.3.7", "x-forwarded-for");
+    extract(&late, "10.0.3.7", "x-forwarded-for");
     assert_eq!(log.read(), NOTHING, "only the first requests are looked at");
     let _service = RateLimitLayer::per_ip(TEN).layer(Strict::default());
     assert_eq!(log.read(), NOTHING);
@@ -193,18 +197,11 @@ fn forwarding_header_ignored(log: &Log) {
 /// The header of a private peer that is not in the list.
 fn untrusted_peer_with_the_header(log: &Log) {
     let client = ClientIp::behind(["10.0.0.0/16"]).expect("a network");
-    let send_through = |client: &ClientIp, address: &str, name: &'static str| {
-        let mut request: Request<()> = get("/");
-        let ip: IpAddr = address.parse().expect("an address");
-        request.extensions_mut().insert(SocketAddr::new(ip, 4711));
-        request.headers_mut().insert(name, "203.0.113.9".parse().expect("a value"));
-        client.extract(&RequestHead::from(&request)).expect("a client");
-    };
-    send_through(&client, "10.0.3.7", "x-forwarded-for");
-    send_through(&client, "203.0.113.9", "x-forwarded-for");
-    send_through(&client, "127.0.0.1", "x-real-ip");
+    extract(&client, "10.0.3.7", "x-forwarded-for");
+    extract(&client, "203.0.113.9", "x-forwarded-for");
+    extract(&client, "127.0.0.1", "x-real-ip");
     assert_eq!(log.read(), NOTHING, "trusted, public, and another header");
-    send_through(&client, "127.0.0.1", "x-forwarded-for");
+    extract(&client, "127.0.0.1", "x-forwarded-for");
     assert_eq!(
         warning(log),
         "a request from 127.0.0.1, a private address, has the header x-forwarded-for, which is not read \
@@ -212,7 +209,7 @@ fn untrusted_peer_with_the_header(log: &Log) {
          proxy; if it is a proxy of yours, add \"127.0.0.1\" or its network to the list of \
          ClientIp::behind, see tower_sluice::guide::proxies lint=\"forwarding_header_ignored\""
     );
-    send_through(&client, "127.0.0.1", "x-forwarded-for");
+    extract(&client, "127.0.0.1", "x-forwarded-for");
     assert_eq!(log.read(), NOTHING, "once");
 }
 
@@ -220,16 +217,16 @@ fn untrusted_peer_with_the_header(log: &Log) {
 /// process.
 fn no_client(log: &Log) {
     let client = ClientIp::behind(["10.0.3.0/24"]).expect("a network");
-    let mut request: Request<()> = get("/");
-    let peer = SocketAddr::from(([10, 0, 3, 7], 4711));
-    request.extensions_mut().insert(peer);
-    let parts = request.into_parts().0;
-    (0..3).for_each(|_| drop(client.extract(&RequestHead::from(&parts)).expect("the proxy")));
+    (0..3).for_each(|_| extract(&client, "10.0.3.7", ""));
     let lines = log.read();
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].contains("names no client in x-forwarded-for"), "{lines:?}");
-    assert!(lines[0].contains("the proxy 10.0.3.7: for a probe, exempt its path"), "{lines:?}");
-    assert!(lines[0].contains("ClientIp::reject_without_header"), "{lines:?}");
+    for text in [
+        "names no client in x-forwarded-for",
+        "the proxy 10.0.3.7: for a probe, exempt its path",
+        "ClientIp::reject_without_header",
+    ] {
+        assert!(lines[0].contains(text), "{text}: {lines:?}");
+    }
 }
 
 fn extension_missing(log: &Log) {
@@ -255,34 +252,28 @@ fn extension_missing(log: &Log) {
     miss(&missing, 19);
     assert_eq!(log.read(), NOTHING, "too few requests so far");
     miss(&missing.clone(), 1);
-    let text = warning(log);
-    let start = "none of the first 20 requests has an extension of the type \
-                 logs::lints::extension_missing::User, so none has an identity: the authentication \
-                 must insert it in a layer outside of the limiter;";
-    assert!(text.starts_with(start), "{text}");
-    assert!(text.ends_with("lint=\"extension_missing\""), "{text}");
+    let text = "none of the first 20 requests has an extension of the type \
+                logs::lints::extension_missing::User, so none has an identity: the authentication must \
+                insert it in a layer outside of the limiter;";
+    warns(log, "extension_missing", text);
     miss(&missing, 3_000);
     assert_eq!(log.read(), NOTHING, "once");
 }
 
 fn authorization_as_header_key(log: &Log) {
-    let mut request = get("/");
-    request.headers_mut().insert("authorization", "Bearer a".parse().expect("a value"));
-    let parts = request.into_parts().0;
-    let head = RequestHead::from(&parts);
+    let request = with(&[("authorization", "Bearer a")]);
+    let head = RequestHead::from(&request);
     BearerKey.extract(&head).expect("a token");
     HeaderKey::new("x-authorization").extract(&head).expect_err("no such header");
     assert_eq!(log.read(), NOTHING);
     HeaderKey::new("Authorization").extract(&head).expect("a value");
-    let text = warning(log);
-    assert!(text.contains("use key::BearerKey"), "{text}");
-    assert!(text.ends_with("lint=\"authorization_as_header_key\""), "{text}");
+    warns(log, "authorization_as_header_key", "use key::BearerKey");
     HeaderKey::new("authorization").extract(&head).expect("a value");
     assert_eq!(log.read(), NOTHING, "once");
 }
 
 fn slot_ends_at_upgrade(log: &Log) {
-    let upgrades = |layer: RateLimitLayer<Rule<Everyone>, LocalStore>| {
+    let upgrades = |layer: EveryoneLayer| {
         let upgrade = tower::service_fn(async |_: Request<()>| {
             let response = Response::builder().status(101).body(axum::body::Body::empty());
             Ok::<_, Infallible>(response.expect("a response"))
@@ -294,9 +285,7 @@ fn slot_ends_at_upgrade(log: &Log) {
     upgrades(layer(Quota::concurrent(2)).expose_slot());
     assert_eq!(log.read(), NOTHING, "no slots, and a slot that the handler holds");
     upgrades(layer(Quota::concurrent(2)));
-    let text = warning(log);
-    assert!(text.contains("its slots end with it") && text.contains("expose_slot"), "{text}");
-    assert!(text.ends_with("lint=\"slot_ends_at_upgrade\""), "{text}");
+    warns(log, "slot_ends_at_upgrade", "its slots end with it, so");
     upgrades(layer(Quota::concurrent(2)));
     assert_eq!(log.read(), NOTHING, "once");
 }
@@ -312,9 +301,7 @@ fn default_rule_shared(log: &Log) {
     assert_eq!(log.read(), NOTHING, "another store, and another name");
     let timed = store.clone().timeout(Duration::from_secs(1)).fail_open();
     drop(RateLimitLayer::new(PeerIp::new(), TEN, timed));
-    let text = warning(log);
-    assert!(text.contains("lints.rs") && text.contains("Rule::new(\"other\", key"), "{text}");
-    assert!(text.ends_with("lint=\"default_rule_shared\""), "{text}");
+    warns(log, "default_rule_shared", "and tests/logs/lints.rs");
     drop(RateLimitLayer::new(HeaderKey::new("x-key"), TEN, store));
     assert_eq!(log.read(), NOTHING, "once");
 }
@@ -324,8 +311,7 @@ fn request_counted_twice(log: &Log) {
     let layer = |name: &str, store: &LocalStore| {
         RateLimitLayer::rules(Rule::new(name, Everyone, TEN), store.clone())
     };
-    let serve_nested = |outer: &RateLimitLayer<_, LocalStore>,
-                        inner: &RateLimitLayer<_, LocalStore>| {
+    let serve_nested = |outer: &EveryoneLayer, inner: &EveryoneLayer| {
         let mut service = outer.layer(inner.layer(Strict::default()));
         drop(tokio_test::block_on(ask(&mut service, get("/"))));
     };
@@ -343,9 +329,7 @@ fn request_counted_twice(log: &Log) {
     let wrapped = RateLimitLayer::rules(Rule::new("one", Everyone, TEN), timed);
     let mut service = one.layer(wrapped.layer(Strict::default()));
     drop(tokio_test::block_on(ask(&mut service, get("/"))));
-    let text = warning(log);
-    assert!(text.contains("two layers with the rule one of one store"), "{text}");
-    assert!(text.ends_with("lint=\"request_counted_twice\""), "{text}");
+    warns(log, "request_counted_twice", "two layers with the rule one of one store");
     serve_nested(&one, &one);
     assert_eq!(log.read(), NOTHING, "once");
 }
@@ -470,11 +454,8 @@ fn nothing_charged(log: &Log) {
         send(&layer, "/", 99);
         assert_eq!(log.read(), NOTHING, "too few requests so far");
         send(&layer, "/", 1);
-        let text = warning(log);
-        let start =
-            "none of the first 100 requests of a layer was charged: each is on an allow list,";
-        assert!(text.starts_with(start), "{text}");
-        assert!(text.ends_with("lint=\"nothing_charged\""), "{text}");
+        let text = "none of the first 100 requests of a layer was charged: each is on an allow list,";
+        warns(log, "nothing_charged", text);
         send(&layer, "/", 300);
         assert_eq!(log.read(), NOTHING, "once");
     }
@@ -507,9 +488,7 @@ fn cors_inside(log: &Log) {
     answer_with(&[("vary", "origin")]);
     assert_eq!(log.read(), NOTHING);
     answer_with(&[("access-control-allow-origin", "*")]);
-    let text = warning(log);
-    assert!(text.contains("add the CORS layer outside of the limiter"), "{text}");
-    assert!(text.ends_with("lint=\"cors_inside\""), "{text}");
+    warns(log, "cors_inside", "add the CORS layer outside of the limiter");
     answer_with(&[("access-control-allow-origin", "https://example.com")]);
     assert_eq!(log.read(), NOTHING, "once");
 }
@@ -518,41 +497,28 @@ fn cors_inside(log: &Log) {
 fn unknown_bodies(log: &Log) {
     type Unknown = http_body_util::combinators::UnsyncBoxBody<bytes::Bytes, &'static str>;
 
-    let post = || {
-        let request = Request::post("/").header("content-length", "5");
-        request.body(Unknown::default()).expect("a request")
-    };
-    let inner = || {
-        tower::service_fn(async |_: Request<Unknown>| {
+    let rejects = |layer: EveryoneLayer, length: &str| {
+        let inner = tower::service_fn(async |_: Request<Unknown>| {
             Ok::<_, Infallible>(Response::new(Unknown::default()))
-        })
+        });
+        let request = Request::post("/").header("content-length", length).body(Unknown::default());
+        let response = layer.layer(inner).oneshot(request.expect("a request"));
+        tokio_test::block_on(response).map(drop).expect("infallible");
     };
-    let blocked = || RateLimitLayer::new(Everyone, Quota::blocked(), LocalStore::with_capacity(1));
-    let rejects_empty = |quota: Quota| {
-        let layer = RateLimitLayer::new(Everyone, quota, LocalStore::with_capacity(1));
-        let request = Request::new(Unknown::default());
-        tokio_test::block_on(layer.layer(inner()).oneshot(request)).map(drop).expect("infallible");
-    };
-    rejects_empty(Quota::blocked());
-    let text = warning(log);
-    assert!(text.contains("UnsyncBoxBody<bytes::bytes::Bytes, &str>, which the limiter"), "{text}");
-    assert!(text.contains("TooManyRequests::new().with_body(..)) and hold_with"), "{text}");
-    assert!(text.ends_with("lint=\"unknown_response_body\""), "{text}");
+    let layer = |quota: Quota| alone_on_a_store(Rule::new("api", Everyone, quota));
+    rejects(layer(Quota::blocked()), "0");
+    let text = "UnsyncBoxBody<bytes::bytes::Bytes, &str>, which the limiter does not know";
+    warns(log, "unknown_response_body", text);
     for quota in [Quota::concurrent(1), Quota::blocked()] {
-        rejects_empty(quota);
+        rejects(layer(quota), "0");
         assert_eq!(log.read(), NOTHING, "one line for both");
     }
 
-    let rejects_post = |layer: RateLimitLayer<Rule<Everyone>, LocalStore>| {
-        tokio_test::block_on(layer.layer(inner()).oneshot(post())).map(drop).expect("infallible");
-    };
-    rejects_post(blocked().drain_with(|body: Unknown| body));
+    rejects(layer(Quota::blocked()).drain_with(|body: Unknown| body), "5");
     assert_eq!(log.read(), NOTHING);
-    rejects_post(blocked());
-    let text = warning(log);
-    assert!(text.contains("call RateLimitLayer::drain_with (logged once)"), "{text}");
-    assert!(text.ends_with("lint=\"unread_body\""), "{text}");
-    rejects_post(blocked());
+    rejects(layer(Quota::blocked()), "5");
+    warns(log, "unread_body", "call RateLimitLayer::drain_with (logged once)");
+    rejects(layer(Quota::blocked()), "5");
     assert_eq!(log.read(), NOTHING, "once");
 }
 

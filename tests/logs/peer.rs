@@ -63,16 +63,6 @@ fn ports_are_ignored_and_mapped_addresses_are_ipv4() {
     assert_ne!(customer, key(from(address("[2001:db8:0:2::1]:80"))));
 }
 
-#[tokio::test]
-async fn addresses_have_accounts_of_their_own() {
-    let _turn = alone();
-    let layer = RateLimitLayer::per_ip(Quota::per_hour(1));
-    let ask = async |peer: &str| answer(&layer, from(address(peer))).await.status().as_u16();
-    assert_eq!(ask("203.0.113.9:1").await, 200);
-    assert_eq!(ask("203.0.113.9:2").await, 429);
-    assert_eq!(ask("203.0.113.8:1").await, 200);
-}
-
 /// The only test of this process without a peer, because the line is logged once a minute for all
 /// layers.
 #[tokio::test]

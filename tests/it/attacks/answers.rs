@@ -1,4 +1,4 @@
-//! `Retry-After` of rejections, late refunds, and cancelled requests.
+//! Late refunds, and cancelled requests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,10 +9,7 @@ use tower_sluice::{PeerIp, Quota, RateLimitLayer, middleware::Adjustment, testin
 
 use super::{
     from, ip, statuses,
-    support::{
-        self, answer,
-        driven::{begin, held},
-    },
+    support::driven::{begin, held},
     three,
 };
 
@@ -20,17 +17,6 @@ const ATTACKER: &str = "203.0.113.9";
 
 fn mine() -> Request<()> {
     from(ip(ATTACKER), &[])
-}
-
-#[tokio::test]
-async fn retry_after_is_never_zero() {
-    for (millis, seconds) in [(1, "1"), (700, "1"), (1_000, "1"), (1_001, "2"), (1_900, "2")] {
-        let quota = Quota::new(1, Duration::from_millis(millis)).expect("a quota");
-        let layer = RateLimitLayer::new(PeerIp::new(), quota, FakeClock::new().store(64));
-        assert_eq!(answer(&layer, mine()).await.status(), 200);
-        let denied = answer(&layer, mine()).await;
-        assert_eq!(support::header(denied.headers(), "retry-after"), seconds, "{millis} ms");
-    }
 }
 
 /// Holds 300 requests open for an hour and refunds all of them at its end.

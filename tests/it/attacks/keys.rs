@@ -123,27 +123,6 @@ async fn an_unverified_name_does_not_charge_its_owner() {
 }
 
 #[tokio::test]
-async fn every_method_is_charged() {
-    let methods = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "PURGE"];
-    let requests = || {
-        methods.map(|method| {
-            let spoofed = [("x-http-method-override", "OPTIONS"), ("origin", "https://a.example")];
-            let mut request = from(ip("203.0.113.9"), &spoofed);
-            *request.method_mut() = Method::from_bytes(method.as_bytes()).expect("a method");
-            request
-        })
-    };
-    assert_eq!(statuses(&three(PeerIp::new()), requests()).await, [(200, 3), (429, 6)]);
-    // nor are requests that claim to be preflights: see `preflights`
-    let preflights = requests().map(|mut request| {
-        let post = "POST".parse().expect("a value");
-        request.headers_mut().insert("access-control-request-method", post);
-        request
-    });
-    assert_eq!(statuses(&three(PeerIp::new()), preflights).await, [(200, 3), (429, 6)]);
-}
-
-#[tokio::test]
 async fn invented_methods_share_one_account() {
     let layer = three((key::MethodKey, PeerIp::new()));
     let made_up = (0..1_000).map(|n| {

@@ -17,13 +17,13 @@
 //! | 10 | a flood of keys to free an exhausted key | `keys::a_flood_does_not_free_an_exhausted_key` |
 //! | 11 | keys of 100 KiB | `keys::a_key_of_100_kib_is_rejected_and_not_stored` |
 //! | 12 | braces, newlines and NUL in keys | `tests/servers/keys.rs` |
-//! | 13 | `Retry-After: 0` | `answers::retry_after_is_never_zero`; `tests/it/layer/retry_after.rs` |
+//! | 13 | `Retry-After: 0` | `tests/it/layer/retry_after.rs` |
 //! | 14 | many accounts from one address, one from many | `keys::guessing_is_limited_by_address_and_by_account` |
 //! | 15 | a user name that is not verified | `keys::an_unverified_name_does_not_charge_its_owner` |
-//! | 16 | another method | `keys::every_method_is_charged`, `keys::another_method_does_not_make_a_new_route` |
+//! | 16 | another method | `preflights::a_preflight_is_charged`, `keys::another_method_does_not_make_a_new_route` |
 //! | 17 | requests cancelled at once | `answers::a_cancelled_request_stays_charged` |
 //! | 18 | spellings of a path | `keys::spellings_of_a_path_share_one_route`; `tests/it/keys/route.rs` |
-//! | 19 | a server without peer addresses | `addresses::without_peer_addresses_all_requests_fail`; `tests/logs/peer.rs` |
+//! | 19 | a server without peer addresses | `tests/logs/peer.rs` |
 //! | 20 | a log line per denial | `tests/logs/denials.rs` |
 //! | 21 | opening the breaker to get fail-open | `outage.rs` |
 //! | 22 | timing shows whether a key is limited | accepted: the response says it anyway |
@@ -41,8 +41,8 @@
 //! | 34 | parallel requests charged little at first and much later | `tests/it/local/max_debt.rs`: `parallel_requests_spend_the_documented_number_of_units` |
 //! | 35 | few users that fill the queue | `tests/it/layer/waiters.rs`: `eighteen_invented_users_do_not_fill_the_queue` |
 //! | 36 | slow requests refunded late, all at once | `answers::late_refunds_do_not_exceed_the_burst` |
-//! | 37 | queueing and leaving, again and again | `tests/it/layer/cancelled.rs`: `remaining_requests_keep_to_the_quota_after_any_cancellation` |
-//! | 38 | disconnecting before the handler adjusts the charge | `tests/it/layer/settle_cut.rs`: `clients_that_disconnect_are_limited_like_others` |
+//! | 37 | queueing and leaving, again and again | `tests/it/rules/definition.rs`: `every_value_equals_the_definition` |
+//! | 38 | disconnecting before the handler adjusts the charge | `tests/it/layer/settle.rs`: `a_request_that_is_dropped_while_it_runs_adjusts_to_the_default` |
 //! | 39 | a refund of a charge from before a reset | `tests/it/rules/definition.rs`: `every_value_equals_the_definition` |
 //! | 40 | a store that queues everything, or does not know how to decide | `stores` |
 //! | 41 | adjustments by extreme numbers | `stores::adjustments_by_extreme_numbers_give_no_more_than_the_limit` |

@@ -1,26 +1,19 @@
 //! Rejections for gRPC clients: a status with details.
 
-use std::{
-    convert::Infallible,
-    future::{Ready, ready},
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, time::Duration};
 
 use http::{HeaderMap, Request, Response, StatusCode, Version};
-use http_body_util::BodyExt;
-use hyper::body::Body as _;
-use tonic::{Code, Status, body::Body, transport::Server};
+use tonic::{Code, Status, transport::Server};
 use tonic_types::{ErrorDetails, StatusExt};
 use tower::{Layer, Service};
 use tower_sluice::{
-    KeyExtractor, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule, StoreExt,
+    KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, StoreExt,
     key::{Everyone, HeaderKey, KeyError},
     rule::OnMissingKey,
 };
 
 use crate::support::{
-    Broken, ask,
+    self, Broken, Strict,
     echo::{Echo, connect, echo, incoming},
     header, lines, owing, quota,
 };
@@ -50,32 +43,15 @@ async fn a_tonic_client_gets_the_retry_delay() {
     assert_eq!(failure.violations[0].subject, "policy:default");
 }
 
-#[derive(Clone)]
-struct Served;
-
-impl Service<Request<()>> for Served {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<()>) -> Self::Future {
-        ready(Ok(Response::new(Body::empty())))
-    }
-}
-
 /// Returns the response of `layer` to a request with this content type.
-async fn answer<L, K, S>(layer: &L, content_type: &str) -> Response<Body>
+async fn answer<L>(layer: &L, content_type: &str) -> Response<String>
 where
-    L: Layer<Served, Service = RateLimit<Served, K, S>>,
-    RateLimit<Served, K, S>: Service<Request<()>, Response = Response<Body>, Error = Infallible>,
+    L: Layer<Strict>,
+    L::Service: Service<Request<()>, Response = Response<String>, Error = Infallible>,
 {
     let request = Request::post("/test.Echo/Echo").version(Version::HTTP_2);
     let request = request.header("content-type", content_type).body(()).expect("a request");
-    ask(&mut layer.layer(Served), request).await
+    support::answer(layer, request).await
 }
 
 fn status(headers: &HeaderMap) -> Status {
@@ -86,7 +62,7 @@ fn status(headers: &HeaderMap) -> Status {
 async fn a_rejection_is_a_trailers_only_response_byte_for_byte() {
     let layer = owing(&[quota("2/3s"), quota("2/h")], 2);
     let (head, body) = answer(&layer, "application/grpc+proto").await.into_parts();
-    assert!(body.is_end_stream() && body.collect().await.expect("a body").to_bytes().is_empty());
+    assert_eq!(body, "");
     assert_eq!(head.status, StatusCode::OK);
     let message = "Quota exhausted; retry in 1800 s.";
     let mut details = ErrorDetails::with_retry_info(Some(Duration::from_secs(1_800)));
@@ -154,7 +130,7 @@ impl KeyExtractor for Failing {
 async fn every_rejection_has_its_code() {
     let store = || LocalStore::with_capacity(16);
     let five = Quota::per_second(5);
-    let summary = |response: Response<Body>| {
+    let summary = |response: Response<String>| {
         assert_eq!(response.status(), StatusCode::OK);
         let pushback = header(response.headers(), "grpc-retry-pushback-ms").to_owned();
         let status = status(response.headers());

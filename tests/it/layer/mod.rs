@@ -15,7 +15,6 @@ mod report_only;
 mod reservation;
 mod retry_after;
 mod settle;
-mod settle_cut;
 mod tower;
 mod unfilled;
 mod unread;

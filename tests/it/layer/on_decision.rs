@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use http::StatusCode;
 use tower_sluice::{
-    Quota, RateLimitLayer,
+    Decision, Quota, RateLimitLayer,
     fingerprint::FingerprintKey,
     key::{Everyone, HeaderKey},
     middleware::{Counters, DecisionEvent, Overcommit},
@@ -14,41 +14,29 @@ use crate::support::{answer, get, store, with};
 
 const TWO: Quota = Quota::per_hour(2);
 
-/// The lines that a hook writes, one for each event.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
-
-impl Lines {
-    fn hook(&self) -> impl Fn(&DecisionEvent<'_>) + Send + Sync + 'static {
-        let lines = self.clone();
-        move |event: &DecisionEvent<'_>| {
-            let rule = event.rule().map_or("-", |rule| rule.as_str());
-            let left = event.decision.ok().and_then(|decision| decision.remaining());
-            let left = left.map_or("-".to_owned(), |left| left.to_string());
-            let runs = if event.is_admitted { "runs" } else { "rejected" };
-            let runs = event.result().map_or(runs.to_owned(), |result| format!("{runs} {result}"));
-            let line = format!("{} {runs} {rule} {left}", event.head.path());
-            lines.0.lock().expect("no panic").push(line);
-        }
-    }
-
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().expect("no panic"))
-    }
+/// Returns a text with what an event reports.
+fn text(event: &DecisionEvent<'_>) -> String {
+    let rule = event.rule().map_or("-", |rule| rule.as_str());
+    let left = event.decision.ok().and_then(Decision::remaining);
+    let runs = if event.is_admitted { "runs" } else { "rejected" };
+    format!("{} {runs} {:?} {rule} {left:?}", event.head.path(), event.result())
 }
 
 #[tokio::test]
 async fn every_hook_is_called_and_the_overage_is_admitted() {
-    let (one, other, counters) = (Lines::default(), Lines::default(), Counters::new());
+    let (texts, counters) = (Arc::<Mutex<Vec<String>>>::default(), Counters::new());
+    let hook = |_| {
+        let texts = texts.clone();
+        move |event: &DecisionEvent<'_>| texts.lock().expect("no panic").push(text(event))
+    };
     let layer = RateLimitLayer::new(Everyone, Quota::per_hour(1), store());
     let layer = layer.overcommit(Overcommit::when(|| true));
-    let layer = layer.on_decision(one.hook()).on_decision(other.hook());
-    let layer = layer.on_decision(counters.clone());
+    let layer = layer.on_decision(hook(1)).on_decision(hook(2)).on_decision(counters.clone());
     for _ in 0..2 {
         assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
     }
-    assert_eq!(one.take(), ["/ runs allowed default 0"; 2]);
-    assert_eq!(other.take(), ["/ runs allowed default 0"; 2]);
+    let texts = std::mem::take(&mut *texts.lock().expect("no panic"));
+    assert_eq!(texts, ["/ runs Some(\"allowed\") default Some(0)"; 4]);
     let counts = counters.snapshot();
     assert_eq!((counts.allowed, counts.overage, counts.denied), (2, 1, 0));
 }

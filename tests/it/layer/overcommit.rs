@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio_test::{assert_ready_ok, task};
 use tower::{Layer, ServiceExt};
 use tower_sluice::{
-    Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store,
+    AccessList, Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store,
     key::{Everyone, HeaderKey},
     middleware::{Counters, DecisionEvent, HoldUntil, Overcommit},
     rule::Adaptive,
@@ -141,6 +141,23 @@ async fn a_saturated_service_is_protected_and_an_idle_one_is_not() {
     saturates(&accounts, accounts.clone()).await;
     let accounts = store();
     saturates(&accounts, Gated::open(accounts.clone())).await;
+}
+
+/// Requests on an allow list are in flight as well.
+#[tokio::test]
+async fn a_service_that_is_busy_with_uncharged_requests_has_no_capacity() {
+    let (store, elastic) = (store(), Overcommit::in_flight(1));
+    drop(limiter("api", store.clone()).take(Key::everyone(), &TWO, 2).now());
+    let free = AccessList::from_fn(|head| head.headers.contains_key("x-free"));
+    let layer = layer(store).overcommit(elastic.clone()).allow(free);
+    let mut service = layer.layer(held(&Arc::new(Semaphore::new(0))));
+    let mut running = begin(&mut service, with(&[("x-free", "1")])).await;
+    assert!(running.poll().is_pending());
+    assert_eq!(format!("{elastic:?}"), "Overcommit(1 of 1 in flight)");
+    let denied = assert_ready_ok!(begin(&mut service, get("/")).await.poll());
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    drop(running);
+    assert_eq!(format!("{elastic:?}"), "Overcommit(0 of 1 in flight)");
 }
 
 /// Each thread calls before any other has its answer: of all calls at one moment, four pass as

@@ -1,13 +1,11 @@
 //! Blocks of keys with too many strikes.
 
-use std::{convert::Infallible, net::SocketAddr, panic::catch_unwind, time::Duration};
+use std::{convert::Infallible, panic::catch_unwind, time::Duration};
 
 use http::StatusCode;
 use tower::{Layer, Service, service_fn};
 use tower_sluice::{
-    ClientIp, Decision, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
-    key::{HeaderKey, Unreadable},
-    middleware::Penalty,
+    Decision, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, key::HeaderKey, middleware::Penalty,
     testing::FakeClock,
 };
 
@@ -94,69 +92,6 @@ async fn a_block_of_a_second_clears_the_strikes() {
         assert_eq!(sent, expected);
         pass(&clock, time).await;
     }
-}
-
-/// A client can make some proxies drop the header of its requests.
-#[tokio::test(start_paused = true)]
-async fn probes_of_a_balancer_pass_although_sixty_requests_without_a_header_were_denied() {
-    let clock = FakeClock::new();
-    let client = ClientIp::behind(["10.0.0.0/8"]).expect("networks");
-    let rule = Rule::new("ip", client, Quota::per_minute(10));
-    let layer = RateLimitLayer::rules(rule, clock.store(64)).expose_decision();
-    let layer = layer.penalty("ip", Penalty::after(Quota::per_minute(20)));
-    let from_balancer = |headers: &[(&str, &str)]| {
-        let mut request = with(headers);
-        request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
-        request
-    };
-    let of_client = [("x-forwarded-for", "203.0.113.9")];
-    for _ in 0..60 {
-        assert!(!is_blocked(&answer(&layer, from_balancer(&[])).await));
-        answer(&layer, from_balancer(&of_client)).await;
-    }
-    pass(&clock, MINUTE / 10).await;
-    assert_eq!(answer(&layer, from_balancer(&[])).await.status(), 200, "a probe");
-    assert!(is_blocked(&answer(&layer, from_balancer(&of_client)).await), "a client");
-}
-
-/// Clients whose forwarding header is unreadable share one key per route.
-#[tokio::test(start_paused = true)]
-async fn clients_without_an_identity_are_not_blocked() {
-    let client = ClientIp::behind(["10.0.0.0/8"]).expect("networks").unreadable(Unreadable::Share);
-    let rule = Rule::new("ip", (HeaderKey::new("x-route"), client), ONE);
-    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64)).expose_decision();
-    let layer = layer.penalty("ip", penalty());
-    for (header, blocked) in [("garbage", false), ("203.0.113.9", true)] {
-        let mut seen = false;
-        for _ in 0..20 {
-            let mut request = with(&[("x-route", "/login"), ("x-forwarded-for", header)]);
-            request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
-            let response = answer(&layer, request).await;
-            let decision = response.extensions().get::<Decision>().expect("exposed");
-            seen |= decision.is_blocked();
-        }
-        assert_eq!(seen, blocked, "{header}");
-    }
-}
-
-/// Keys that come while the table is full have no strikes, and those of a flood are forgotten in time.
-#[tokio::test(start_paused = true)]
-async fn a_flood_of_keys_neither_grows_the_table_nor_blocks_new_keys() {
-    let clock = FakeClock::new();
-    let none = Rule::new("api", HeaderKey::new("x-api-key"), Quota::blocked());
-    let layer = RateLimitLayer::rules(none, clock.store(64)).expose_decision();
-    let layer = layer.penalty("api", penalty().capacity(64));
-    for round in 0..3 {
-        for n in 0..5_000 {
-            let request = http::Request::get("/").header("x-api-key", format!("key {n}")).body(());
-            let response = answer(&layer, request.expect("a request")).await;
-            let decision = response.extensions().get::<Decision>().expect("exposed");
-            assert!(!decision.is_blocked(), "key {n} in round {round}");
-        }
-    }
-    pass(&clock, 2 * MINUTE).await;
-    let (sent, _) = until_blocked(&layer, "mallory").await;
-    assert_eq!(sent, 4);
 }
 
 fn is_blocked<B>(response: &http::Response<B>) -> bool {

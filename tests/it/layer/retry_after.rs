@@ -13,21 +13,6 @@ use tower_sluice::{
 use crate::support::{ALGORITHMS, Strict, answer, ask, get, header, owing, periods, quota};
 
 #[tokio::test]
-async fn retry_after_is_rounded_up_and_never_0() {
-    let table = [
-        ("1ns", "1"),
-        ("300ms", "1"),
-        ("1000000001ns", "2"),
-        ("2s", "2"),
-        ("3650day", "315360000"),
-    ];
-    for (period, seconds) in table {
-        let response = answer(&owing(&[quota(&format!("1/{period}"))], 1), get("/")).await;
-        assert_eq!(header(response.headers(), "retry-after"), seconds, "{period}");
-    }
-}
-
-#[tokio::test]
 async fn jitter_of_a_short_wait_is_up_to_a_second() {
     for (text, earliest) in [("1/300ms", 1), ("1/1s", 1), ("1/2100ms", 3), ("1/9s", 9)] {
         let layer = owing(&[quota(text)], 1).retry_after(RetryAfter::Jitter(10));

@@ -1,11 +1,14 @@
 //! Response bodies of a type that the layer does not know, as that of a layer inside.
 
-use std::{convert::Infallible, future::ready};
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
-use tower::{BoxError, Layer, Service, ServiceExt};
+use tower::{BoxError, Layer, Service, ServiceExt, service_fn, util::ServiceFn};
 use tower_sluice::{
     AccessList, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
     key::{Everyone, HeaderKey},
@@ -19,33 +22,20 @@ use crate::support::{
 /// Has a `Default`, and is not known.
 type Unknown = UnsyncBoxBody<Bytes, BoxError>;
 
+type Responds = Ready<Result<Response<Unknown>, Infallible>>;
+type Inner = ServiceFn<fn(Request<()>) -> Responds>;
+
+fn respond(_: Request<()>) -> Responds {
+    ready(Ok(Response::new(Unknown::default())))
+}
+
 /// Returns the response of a layer around a service with unknown bodies.
 async fn answer<L>(layer: &L, request: Request<()>) -> Response<Unknown>
 where
     L: Layer<Inner>,
     L::Service: Service<Request<()>, Response = Response<Unknown>, Error = Infallible>,
 {
-    layer.layer(Inner).oneshot(request).await.expect("infallible")
-}
-
-#[derive(Clone)]
-struct Inner;
-
-impl Service<Request<()>> for Inner {
-    type Response = Response<Unknown>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Response<Unknown>, Infallible>>;
-
-    fn poll_ready(
-        &mut self,
-        _: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Result<(), Infallible>> {
-        std::task::Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<()>) -> Self::Future {
-        ready(Ok(Response::new(Unknown::default())))
-    }
+    layer.layer(service_fn(respond as fn(_) -> _)).oneshot(request).await.expect("infallible")
 }
 
 /// The requests that choose each form of a rejection.

@@ -16,7 +16,9 @@ use std::{
 
 use bytes::Bytes;
 use futures::FutureExt;
-use http::{Method, Request, Response, StatusCode, Version, header::CONNECTION};
+use http::{
+    Method, Request, Response, StatusCode, Version, header::CONNECTION, request::Builder,
+};
 use http_body_util::{
     BodyExt, Empty, Full, Limited,
     combinators::{BoxBody, UnsyncBoxBody},
@@ -31,151 +33,103 @@ use tokio::{
 };
 use tower::{BoxError, Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sluice::{
-    AccessList, Key, KeyExtractor, Limiter, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Store,
-    StoreExt,
+    AccessList, Decision, Key, LocalStore, PeerIp, Quota, RateLimitLayer, RequestHead, Rule, Store,
+    StoreExt, TooManyRequests,
     key::{Everyone, HeaderKey},
     middleware::HoldUntil,
-    reject::{Reject, reject_fn},
+    reject::{Reject, RejectFn, Rejection, reject_fn},
     rule::Rules,
-    store::CannotFail,
+    store::{CannotFail, DynStore},
 };
 
 use crate::support::{
     Gated,
+    driven::limiter,
     shaky::{Mood, Shaky},
 };
 
 const HOURLY: Quota = Quota::per_hour(1);
+const ONE: Quota = Quota::concurrent(1);
 const BOUND: usize = 64 * 1_024;
+const HTTP_1: [Version; 2] = [Version::HTTP_10, Version::HTTP_11];
+
+type Respond = fn(&Rejection<'_>, &RequestHead<'_>) -> Response<Full<Bytes>>;
+type Limit = RateLimitLayer<Arc<dyn Rules + Send + Sync>, Arc<DynStore<Infallible>>, RejectFn<Respond>>;
 
 /// A way to reject a request.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    Quota,
-    TooCostly,
-    BlockedQuota,
-    BlockedKey,
-    DenyList,
-    NoKey,
-    NoPeer,
-    OwnResponse,
-    FailedStore,
-    PendingStore,
-    PendingFailure,
-    /// The queue is full.
-    NoPlace,
-    /// The wait for a slot ends.
-    NoSlot,
-    /// The body of the response cannot hold a slot.
-    NoHold,
+struct Way {
+    name: &'static str,
+    status: u16,
+    limit: Limit,
+    /// Held while the request is rejected.
+    held: Option<Decision>,
 }
 
-const WAYS: [Way; 14] = [
-    Way::Quota,
-    Way::TooCostly,
-    Way::BlockedQuota,
-    Way::BlockedKey,
-    Way::DenyList,
-    Way::NoKey,
-    Way::NoPeer,
-    Way::OwnResponse,
-    Way::FailedStore,
-    Way::PendingStore,
-    Way::PendingFailure,
-    Way::NoPlace,
-    Way::NoSlot,
-    Way::NoHold,
-];
+fn way<K, S>(name: &'static str, status: u16, layer: RateLimitLayer<K, S>) -> Way
+where
+    K: Rules + Send + Sync + 'static,
+    S: Store<Error = Infallible, Future: 'static> + Send + Sync + 'static,
+{
+    let default: Respond = |why, head| TooManyRequests::new().reject(why, head);
+    Way { name, status, limit: layer.boxed().reject(reject_fn(default)), held: None }
+}
 
-/// Returns a response by this way, with its expected status.
-async fn rejection<B: 'static>(
-    way: Way,
-    request: Request<B>,
-    permits: &Arc<Semaphore>,
-) -> (StatusCode, Response<Full<Bytes>>) {
+fn teapot(_: &Rejection<'_>, _: &RequestHead<'_>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = StatusCode::IM_A_TEAPOT;
+    response
+}
+
+fn rule(quota: Quota) -> Rule<Everyone> {
+    Rule::new("api", Everyone, quota)
+}
+
+/// Returns a store of which the only request per hour is made.
+fn spent_store() -> LocalStore {
     let store = LocalStore::with_capacity(64);
-    let limiter = Limiter::named("api", store.clone());
-    let everyone = Key::everyone();
-    let spend = || drop(limiter.take(everyone.clone(), &HOURLY, 1).now());
-    let rule = |quota: Quota| Rule::new("api", Everyone, quota);
-    let slot = || rule(Quota::concurrent(1));
-    let limit = |quota| RateLimitLayer::rules(rule(quota), store.clone());
-    match way {
-        Way::Quota => {
-            spend();
-            (StatusCode::TOO_MANY_REQUESTS, ask(limit(HOURLY), request, permits).await)
-        }
-        Way::TooCostly => {
-            let rule = rule(Quota::per_hour(2)).cost(tower_sluice::Cost::from_fn(|_| 3));
-            let layer = RateLimitLayer::rules(rule, store);
-            (StatusCode::TOO_MANY_REQUESTS, ask(layer, request, permits).await)
-        }
-        Way::BlockedQuota => {
-            (StatusCode::FORBIDDEN, ask(limit(Quota::blocked()), request, permits).await)
-        }
-        Way::BlockedKey => {
-            drop(limiter.block(everyone, Duration::from_secs(60)).now().expect("room"));
-            (StatusCode::TOO_MANY_REQUESTS, ask(limit(HOURLY), request, permits).await)
-        }
-        Way::DenyList => {
-            let layer = limit(HOURLY).deny(AccessList::from_fn(|_| true));
-            (StatusCode::FORBIDDEN, ask(layer, request, permits).await)
-        }
-        Way::NoKey => (
-            StatusCode::BAD_REQUEST,
-            ask(by(HeaderKey::new("x-id"), store), request, permits).await,
-        ),
-        Way::NoPeer => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            ask(by(PeerIp::new(), store), request, permits).await,
-        ),
-        Way::OwnResponse => {
-            spend();
-            let layer = limit(HOURLY).reject(reject_fn(|_, _| {
-                let mut response = Response::new(Full::<Bytes>::default());
-                *response.status_mut() = StatusCode::IM_A_TEAPOT;
-                response
-            }));
-            (StatusCode::IM_A_TEAPOT, ask(layer, request, permits).await)
-        }
-        Way::FailedStore => {
-            let store = Shaky::new(store);
-            store.set_mood(Mood::Failing);
-            let layer = RateLimitLayer::rules(rule(HOURLY), store.fail_closed());
-            (StatusCode::SERVICE_UNAVAILABLE, ask(layer, request, permits).await)
-        }
-        Way::PendingStore => {
-            spend();
-            let layer = RateLimitLayer::rules(rule(HOURLY), Gated::open(store));
-            (StatusCode::TOO_MANY_REQUESTS, ask(layer, request, permits).await)
-        }
-        Way::PendingFailure => {
-            let store = Shaky::new(store);
-            store.set_mood(Mood::FailingSoon);
-            let layer = RateLimitLayer::rules(rule(HOURLY), store.fail_closed());
-            (StatusCode::SERVICE_UNAVAILABLE, ask(layer, request, permits).await)
-        }
-        Way::NoPlace => {
-            spend();
-            let rule = rule(HOURLY).max_wait(Duration::from_secs(7_200));
-            let layer = RateLimitLayer::rules(rule, store).max_waiters(0);
-            (StatusCode::TOO_MANY_REQUESTS, ask(layer, request, permits).await)
-        }
-        Way::NoSlot => {
-            let _held = limiter.take(everyone, &Quota::concurrent(1), 1).now();
-            let rule = slot().max_wait(Duration::from_secs(1));
-            let layer = RateLimitLayer::rules(rule, store).hold_until(HoldUntil::Head);
-            (StatusCode::TOO_MANY_REQUESTS, ask(layer, request, permits).await)
-        }
-        Way::NoHold => {
-            let layer = RateLimitLayer::rules(slot(), store);
-            (StatusCode::SERVICE_UNAVAILABLE, ask(layer, request, permits).await)
-        }
-    }
+    drop(limiter("api", store.clone()).take(Key::everyone(), &HOURLY, 1).now());
+    store
 }
 
-fn by<K: KeyExtractor>(key: K, store: LocalStore) -> RateLimitLayer<Rule<K>, LocalStore> {
-    RateLimitLayer::rules(Rule::new("api", key, HOURLY), store)
+fn failing(mood: Mood) -> RateLimitLayer<Rule<Everyone>, impl Store<Error = Infallible> + Send + Sync> {
+    let store = Shaky::new(LocalStore::with_capacity(64));
+    store.set_mood(mood);
+    RateLimitLayer::rules(rule(HOURLY), store.fail_closed())
+}
+
+/// Returns all ways. The first is a quota.
+fn ways() -> Vec<Way> {
+    let store = || LocalStore::with_capacity(64);
+    let limit = |quota| RateLimitLayer::rules(rule(quota), store());
+    let spent = || RateLimitLayer::rules(rule(HOURLY), spent_store());
+    let costly = rule(Quota::per_hour(2)).cost(tower_sluice::Cost::from_fn(|_| 3));
+    let blocked = store();
+    let minute = Duration::from_secs(60);
+    drop(limiter("api", blocked.clone()).block(Key::everyone(), minute).now().expect("room"));
+    let patient = rule(HOURLY).max_wait(Duration::from_secs(7_200));
+    let slots = store();
+    let held = limiter("api", slots.clone()).take(Key::everyone(), &ONE, 1).now();
+    let slot = RateLimitLayer::rules(rule(ONE).max_wait(Duration::from_secs(1)), slots);
+    let no_key = RateLimitLayer::new(HeaderKey::new("x-id"), HOURLY, store());
+    vec![
+        way("a quota", 429, spent()),
+        way("a cost", 429, RateLimitLayer::rules(costly, store())),
+        way("a blocked quota", 403, limit(Quota::blocked())),
+        way("a blocked key", 429, RateLimitLayer::rules(rule(HOURLY), blocked)),
+        way("a deny list", 403, limit(HOURLY).deny(AccessList::from_fn(|_| true))),
+        way("no key", 400, no_key),
+        way("no peer", 500, RateLimitLayer::new(PeerIp::new(), HOURLY, store())),
+        way("a store that fails", 503, failing(Mood::Failing)),
+        way("a store that fails later", 503, failing(Mood::FailingSoon)),
+        way("a later answer", 429, RateLimitLayer::rules(rule(HOURLY), Gated::open(spent_store()))),
+        way("a full queue", 429, RateLimitLayer::rules(patient, spent_store()).max_waiters(0)),
+        Way { held: Some(held), ..way("the end of a wait", 429, slot.hold_until(HoldUntil::Head)) },
+        way("a body that holds no slot", 503, limit(ONE)),
+        Way {
+            limit: spent().boxed().reject(reject_fn(teapot as Respond)),
+            ..way("a response of its own", 418, spent())
+        },
+    ]
 }
 
 /// Returns the response of the layer around a service that must not be called, and that holds one of
@@ -317,20 +271,20 @@ fn is_closed<C>(response: &Response<C>) -> bool {
 
 /// Rejects requests with bodies of one kind in each way.
 async fn all_ways<B: 'static>(end: End, body: fn(Probe) -> B) {
-    let kind = std::any::type_name::<B>();
-    for way in WAYS {
+    for Way { name, status, limit, held } in ways() {
+        let case = format!("{name}, {}", std::any::type_name::<B>());
         let (probe, seen) = Probe::new([Step::Data(100); 3]);
-        let request = post(body(probe));
-        let (status, response) = rejection(way, request, &seen.permits).await;
-        assert_eq!(response.status(), status, "{way:?} of {kind}");
-        assert_eq!(is_closed(&response), end == End::Closed, "{way:?} of {kind}");
+        let response = ask(limit, post(body(probe)), &seen.permits).await;
+        assert_eq!(response.status(), status, "{case}");
+        assert_eq!(is_closed(&response), end == End::Closed, "{case}");
         let bytes = if end == End::Read { 300 } else { 0 };
-        assert_eq!(seen.bytes.load(SeqCst), bytes, "{way:?} of {kind}");
+        assert_eq!(seen.bytes.load(SeqCst), bytes, "{case}");
         if end == End::Read {
-            assert_eq!(seen.free.load(SeqCst), 1, "{way:?} holds the inner service");
-            assert_eq!(seen.most_alive.load(SeqCst), 1, "{way:?} of {kind} collects frames");
+            assert_eq!(seen.free.load(SeqCst), 1, "{case}: it holds the inner service");
+            assert_eq!(seen.most_alive.load(SeqCst), 1, "{case}: it collects frames");
         }
-        assert!(seen.is_dropped.load(SeqCst), "{way:?} of {kind}");
+        assert!(seen.is_dropped.load(SeqCst), "{case}");
+        drop(held);
     }
 }
 
@@ -370,7 +324,7 @@ fn own(steps: impl IntoIterator<Item = Step>) -> (Own, Arc<Seen>) {
 }
 
 async fn denied<B: 'static>(request: Request<B>, seen: &Seen) -> Response<Full<Bytes>> {
-    rejection(Way::Quota, request, &seen.permits).await.1
+    ask(ways().swap_remove(0).limit, request, &seen.permits).await
 }
 
 fn chunked(body: Own) -> Request<Own> {
@@ -420,56 +374,28 @@ async fn a_slow_sender_holds_its_rejection_for_one_second_and_nothing_after_it()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_must_not_be_read_closes_the_connection() {
-    let mark = |header: &'static str, value: &'static str| {
-        move |mut request: Request<Own>| {
-            request.headers_mut().insert(header, value.parse().expect("a value"));
-            request
-        }
-    };
-    let connect = |mut request: Request<Own>| {
-        *request.method_mut() = Method::CONNECT;
-        request
-    };
-    let marks: [Box<dyn Fn(Request<Own>) -> Request<Own>>; 4] = [
-        Box::new(mark("expect", "100-continue")),
-        Box::new(mark("expect", "100-Continue")),
-        Box::new(mark("upgrade", "h2c")),
-        Box::new(connect),
+async fn the_head_of_a_request_says_if_its_body_may_be_read() {
+    const LONG: (&str, &str) = ("content-length", "300");
+    let table: [(Method, &[(&str, &str)], &[Version], bool); 8] = [
+        (Method::POST, &[LONG, ("expect", "100-continue")], &HTTP_1, true),
+        (Method::POST, &[LONG, ("expect", "100-Continue")], &HTTP_1, true),
+        (Method::POST, &[LONG, ("upgrade", "h2c")], &HTTP_1, true),
+        (Method::CONNECT, &[LONG], &HTTP_1, true),
+        (Method::POST, &[], &HTTP_1, false),
+        (Method::POST, &[("content-length", "0")], &HTTP_1, false),
+        (Method::POST, &[LONG], &[Version::HTTP_2, Version::HTTP_3], false),
+        (Method::CONNECT, &[LONG], &[Version::HTTP_2, Version::HTTP_3], false),
     ];
-    for mark in &marks {
-        for version in [Version::HTTP_10, Version::HTTP_11] {
+    for (method, headers, versions, closes) in table {
+        for version in versions {
             let (body, seen) = own([Step::Data(1)]);
-            let mut request = mark(post(body));
-            *request.version_mut() = version;
-            let head = format!("{} {:?}", request.method(), request.headers());
-            assert!(is_closed(&denied(request, &seen).await), "{head}");
-            assert!(!seen.is_read.load(SeqCst), "{head}");
+            let request = Request::builder().method(&method).version(*version);
+            let add = |request: Builder, (name, value): &(&str, &str)| request.header(*name, *value);
+            let request = headers.iter().fold(request, add).body(body).expect("a request");
+            let case = format!("{method} {version:?} {headers:?}");
+            assert_eq!(is_closed(&denied(request, &seen).await), closes, "{case}");
+            assert!(!seen.is_read.load(SeqCst), "{case}");
         }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_stream_of_http_2_or_3_is_neither_read_nor_closed() {
-    for version in [Version::HTTP_2, Version::HTTP_3] {
-        let (body, seen) = own([Step::Data(1)]);
-        let mut request = post(body);
-        *request.version_mut() = version;
-        let response = denied(request, &seen).await;
-        assert!(!is_closed(&response) && !seen.is_read.load(SeqCst), "{version:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_without_a_body_keeps_its_connection() {
-    for length in [None, Some("0")] {
-        let (body, seen) = own([Step::Stall]);
-        let mut request = Request::post("/").body(body).expect("a request");
-        if let Some(length) = length {
-            request.headers_mut().insert("content-length", length.parse().expect("a value"));
-        }
-        let response = denied(request, &seen).await;
-        assert!(!is_closed(&response) && !seen.is_read.load(SeqCst), "{length:?}");
     }
 }
 

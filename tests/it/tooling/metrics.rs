@@ -154,6 +154,18 @@ fn an_outage_shows_in_results_errors_and_the_circuit_state() {
     assert_eq!(recorded["ratelimit.decision.duration store=fallback"], 7);
 }
 
+/// The body of the response cannot hold a slot.
+#[test]
+fn a_request_whose_slot_cannot_be_held_is_counted_under_the_rule_that_needs_it() {
+    let recorded = recorded(async || {
+        let rule = |name, quota: Quota| Rule::new(name, Everyone, quota);
+        let rules = (rule("site", Quota::per_hour(2)), rule("jobs", Quota::concurrent(2)));
+        answer(&RateLimitLayer::rules(rules, LocalStore::new()), get("/")).await;
+    });
+    let decisions = pairs([("policy=jobs result=failed_closed", 1)]);
+    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
+}
+
 #[test]
 fn limits_follow_live_plans_and_have_the_names_of_header_fields() {
     let live = LivePlan::new([Quota::per_second(5), Quota::per_hour(100)]);
@@ -186,18 +198,22 @@ fn limits_follow_live_plans_and_have_the_names_of_header_fields() {
 }
 
 #[test]
-fn the_limit_of_a_removed_quota_is_0() {
+fn the_limit_of_a_removed_or_renamed_quota_is_0() {
     let live = LivePlan::new([Quota::per_second(5), Quota::per_hour(100)]);
     let layer = RateLimitLayer::rules(Rule::new("live", Everyone, &live), LocalStore::new());
+    let six = Quota::per_second(6);
     let recorded = recorded(async || {
         drop(answer(&layer, get("/")).await);
-        live.replace(Quota::per_second(6));
-        drop(answer(&layer, get("/")).await);
+        for plan in [six, six.with_name("new")] {
+            live.replace(plan);
+            drop(answer(&layer, get("/")).await);
+        }
     });
     let limits = [
-        ("policy=live quota=live", 6),
+        ("policy=live quota=live", 0),
         ("policy=live quota=live-1h", 0),
         ("policy=live quota=live-1s", 0),
+        ("policy=live quota=new", 6),
     ];
     assert_eq!(under(&recorded, "ratelimit.limit"), pairs(limits));
 }
