@@ -20,7 +20,8 @@ use smallvec::SmallVec;
 
 use super::{
     RateLimitLayer,
-    config::{Override, PenaltySet, ResponseContext},
+    config::{Override, PenaltySet},
+    context::ResponseContext,
     overcommit::InFlight,
     queue::QueuedRequest,
 };

@@ -7,6 +7,7 @@ pub(crate) mod access;
 pub(crate) mod adjust;
 pub(crate) mod admission;
 pub(crate) mod config;
+mod context;
 mod drain;
 #[cfg(feature = "axum")]
 mod exposed;

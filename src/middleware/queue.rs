@@ -40,6 +40,38 @@ pub(crate) struct Bounds {
     pub(crate) per_key: Option<usize>,
 }
 
+impl Bounds {
+    /// Returns the maximum for the key of `charge`.
+    ///
+    /// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) documents the default.
+    pub(super) fn of(self, charge: &Charge<'_>) -> usize {
+        if let Some(max) = self.per_key {
+            return max;
+        }
+        if !charge.key.has_own_queue() {
+            return self.all;
+        }
+        let limit = charge
+            .quotas
+            .iter()
+            .map(|quota| most_waiting(quota, charge))
+            .min();
+        let limit = usize::try_from(limit.unwrap_or(0)).unwrap_or(usize::MAX);
+        limit.min(self.all / PLACES_PER_KEY_PLACE).max(1)
+    }
+}
+
+/// Returns the number of requests of a key that wait under a quota. Those that the store admits at
+/// once have a place as well while it decides, so it is at least the units or the burst.
+fn most_waiting(quota: &Quota, charge: &Charge<'_>) -> u64 {
+    let units = u64::from(quota.limit().max(quota.units()));
+    if quota.is_concurrent() {
+        return units;
+    }
+    let turns = nanos(charge.max_wait) / quota.interval_nanos().max(1);
+    turns.max(units)
+}
+
 /// The queue of a layer and its clones.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
@@ -64,6 +96,18 @@ struct QueueState {
 struct Waiting {
     waiter: Waiter,
     last: Box<LastDecision>,
+}
+
+impl Waiting {
+    /// Denies the request. Returns the decision that charged it, if one did.
+    fn deny(&mut self) -> Option<LastDecision> {
+        if !self.last.decision.is_allowed() {
+            return None;
+        }
+        let charged = LastDecision::clone(&self.last);
+        self.last.decision = charged.decision.clone().into_denied();
+        Some(charged)
+    }
 }
 
 /// The last decision about a request: a denial, or a charge whose turn comes later.
@@ -122,38 +166,6 @@ pub(crate) struct QueuedRequest<S: Store> {
 }
 
 type Keys = SmallVec<[u64; 2]>;
-
-impl Bounds {
-    /// Returns the maximum for the key of `charge`.
-    ///
-    /// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) documents the default.
-    pub(super) fn of(self, charge: &Charge<'_>) -> usize {
-        if let Some(max) = self.per_key {
-            return max;
-        }
-        if !charge.key.has_own_queue() {
-            return self.all;
-        }
-        let limit = charge
-            .quotas
-            .iter()
-            .map(|quota| most_waiting(quota, charge))
-            .min();
-        let limit = usize::try_from(limit.unwrap_or(0)).unwrap_or(usize::MAX);
-        limit.min(self.all / PLACES_PER_KEY_PLACE).max(1)
-    }
-}
-
-/// Returns the number of requests of a key that wait under a quota. Those that the store admits at
-/// once have a place as well while it decides, so it is at least the units or the burst.
-fn most_waiting(quota: &Quota, charge: &Charge<'_>) -> u64 {
-    let units = u64::from(quota.limit().max(quota.units()));
-    if quota.is_concurrent() {
-        return units;
-    }
-    let turns = nanos(charge.max_wait) / quota.interval_nanos().max(1);
-    turns.max(units)
-}
 
 impl Queue {
     /// Returns `true` if no further request with these charges can queue.
@@ -240,18 +252,6 @@ impl Queue {
         charged.sort_by_key(|last| Reverse((last.decision.at, last.decision.wait)));
         charged.iter().for_each(|last| last.undo(store));
         waiters.iter().for_each(Waiter::release);
-    }
-}
-
-impl Waiting {
-    /// Denies the request. Returns the decision that charged it, if one did.
-    fn deny(&mut self) -> Option<LastDecision> {
-        if !self.last.decision.is_allowed() {
-            return None;
-        }
-        let charged = LastDecision::clone(&self.last);
-        self.last.decision = charged.decision.clone().into_denied();
-        Some(charged)
     }
 }
 

@@ -14,7 +14,7 @@ use tower::{Layer, Service};
 use super::{
     RateLimitLayer,
     admission::{Admission, Gate},
-    config::ResponseContext,
+    context::ResponseContext,
     drain::{self, DrainConfig, Draining, Rest},
 };
 use crate::{
