@@ -21,7 +21,7 @@ pub(super) struct Fields {
     pub(super) family: Headers,
     /// The units left under the first quota.
     pub(super) remaining: u32,
-    /// `true` if the request was allowed beyond the quota.
+    /// `true` if the request was allowed beyond a quota.
     pub(super) overage: bool,
     pub(super) map: HeaderMap,
 }
@@ -41,6 +41,15 @@ pub(super) fn names(family: Headers) -> &'static [HeaderName] {
 }
 
 impl Lines {
+    pub(super) fn new(family: Headers, remaining: u32, overage: bool, map: HeaderMap) -> Self {
+        Self(Arc::new(Fields {
+            family,
+            remaining,
+            overage,
+            map,
+        }))
+    }
+
     /// Adds the fields to a response, which may already have fields of an inner limiter. The
     /// [module](super) documents existing fields.
     #[inline(always)]

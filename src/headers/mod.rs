@@ -108,9 +108,9 @@ pub enum Headers {
     /// A quota with a unit that the draft does not know, such as tokens, is in neither field. An
     /// [adaptive](crate::rule::Adaptive) limit is in `RateLimit` only, because it is no policy.
     ///
-    /// [`ByUnit`](Headers::ByUnit) adds fields to these. All other families report one quota, in the same numbers. A denial without `t` has the seconds of
-    /// `Retry-After` as its reset, or 0 without them. They know no units, so they report quotas of requests
-    /// only.
+    /// [`ByUnit`](Headers::ByUnit) adds fields to these. All other families report one quota, in the same
+    /// numbers. A denial without `t` has the seconds of `Retry-After` as its reset, or 0 without them. They
+    /// know no units, so they report quotas of requests only.
     #[default]
     #[cfg_attr(feature = "serde", serde(rename = "ratelimit"))]
     RateLimit,

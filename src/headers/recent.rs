@@ -9,8 +9,6 @@ use crate::key::mix;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reading {
     pub(super) item: u16,
-    /// `true` if the request was allowed beyond the quota.
-    pub(super) overage: bool,
     pub(super) remaining: u32,
     /// The seconds of the effective window, or 0 without one.
     pub(super) time: u32,
@@ -33,6 +31,8 @@ pub(super) struct RecentKey {
     pub(super) template: u64,
     /// The seconds of `Retry-After`.
     pub(super) retry: u64,
+    /// `true` if the request was allowed beyond a quota.
+    pub(super) overage: bool,
     pub(super) readings: [Option<Reading>; 2],
 }
 

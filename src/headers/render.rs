@@ -14,7 +14,7 @@ use http::{
 use super::{
     Headers, POLICY,
     item::policy,
-    lines::{Fields, Lines, NO_STORE, TEXT, TO_FILL_IN, names, number, retry_seconds, time_text},
+    lines::{Lines, NO_STORE, TEXT, TO_FILL_IN, names, number, retry_seconds, time_text},
     recent::Reading,
     template::{FieldSet, Template},
 };
@@ -42,7 +42,13 @@ impl Template {
 
     /// Returns the quota fields or, with the seconds until a retry, those of a plain-text rejection.
     #[inline(never)]
-    pub(super) fn render(&self, readings: &[Reading], charges: &[Charge<'_>], retry: u64) -> Lines {
+    pub(super) fn render(
+        &self,
+        readings: &[Reading],
+        charges: &[Charge<'_>],
+        retry: u64,
+        overage: bool,
+    ) -> Lines {
         let mut map = match &self.prepared {
             Some(prepared) if retry > 0 => prepared.denial.clone(),
             Some(prepared) => prepared.fields.clone(),
@@ -59,13 +65,8 @@ impl Template {
         if !self.are_all(readings) && self.family.has_policy() {
             self.set_policy(readings, charges, &mut map);
         }
-        let first = readings.first();
-        Lines(Arc::new(Fields {
-            family: self.family,
-            remaining: first.map_or(0, |reading| reading.remaining),
-            overage: first.is_some_and(|reading| reading.overage),
-            map,
-        }))
+        let remaining = readings.first().map_or(0, |reading| reading.remaining);
+        Lines::new(self.family, remaining, overage, map)
     }
 
     /// Sets the policy field to the rules that charge a request.
@@ -99,21 +100,14 @@ impl Template {
     ) -> Option<Lines> {
         let mut map = match readings {
             [] => HeaderMap::new(),
-            _ => Arc::unwrap_or_clone(self.render(readings, charges, 0).0).map,
+            _ => Arc::unwrap_or_clone(self.render(readings, charges, 0, false).0).map,
         };
         let units = self.items.iter();
         for names in units.filter_map(|item| item.unit_fields.as_ref()) {
             self.add_unit(decision, names, &mut map);
         }
-        if map.is_empty() {
-            return None;
-        }
-        Some(Lines(Arc::new(Fields {
-            family: self.family,
-            remaining: 0,
-            overage: decision.is_overage(),
-            map,
-        })))
+        let overage = decision.is_overage();
+        (overage || !map.is_empty()).then(|| Lines::new(self.family, 0, overage, map))
     }
 
     /// Adds the fields of a unit, unless they are there. They report the decisive quota of the unit.

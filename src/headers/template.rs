@@ -48,10 +48,12 @@ pub(crate) struct Template {
     secret: Option<FingerprintKey>,
     /// Set if many requests share the template.
     pub(super) prepared: Option<Prepared>,
-    /// The rules of a layer with a live plan, to make the template again when the plan is replaced.
-    rules: Vec<LiveRule>,
-    /// The template of the current quotas, if the layer has a live plan.
+    /// The template of the current quotas, if the layer has a live plan. Requests then use it instead of this
+    /// one.
     latest: Option<ArcSwap<Self>>,
+    /// The rules of the layer with these quotas. Only the template in `latest` has them, since it is made
+    /// again when a plan is replaced.
+    rules: Vec<LiveRule>,
 }
 
 /// The fields that a response gets.
@@ -333,7 +335,6 @@ impl Template {
         };
         Some(Reading {
             item: u16::try_from(at).ok()?,
-            overage: decision.is_overage(),
             remaining: left,
             time,
         })
@@ -364,7 +365,7 @@ impl Template {
     }
 
     /// Returns the quota fields or, for a plain-text rejection with a wait, all of its fields. Returns
-    /// `None` if clients see no quota.
+    /// `None` if clients see no quota, unless the request was allowed beyond one.
     #[inline(never)]
     fn fields(
         &self,
@@ -379,8 +380,9 @@ impl Template {
         if self.family == Headers::ByUnit {
             return self.fields_by_unit(decision, charges, &readings);
         }
+        let overage = decision.is_overage();
         if readings.is_empty() {
-            return None;
+            return overage.then(|| Lines::new(self.family, 0, true, HeaderMap::new()));
         }
         let is_plain = set == FieldSet::PlainRejection;
         let retry = wait.filter(|_| is_plain).unwrap_or(0);
@@ -388,14 +390,15 @@ impl Template {
             && !readings.spilled()
             && (charges.is_empty() || self.are_all(&readings));
         let Some(Prepared { id, .. }) = self.prepared.as_ref().filter(|_| is_cached) else {
-            return Some(self.render(&readings, charges, retry));
+            return Some(self.render(&readings, charges, retry, overage));
         };
         let key = RecentKey {
             template: *id,
             retry,
+            overage,
             readings: [readings.first().copied(), readings.get(1).copied()],
         };
-        Some(key.lines(|| self.render(&readings, charges, retry)))
+        Some(key.lines(|| self.render(&readings, charges, retry, overage)))
     }
 
     /// Returns `true` if the policy field of the layer fits: all rules charged the request, and no
