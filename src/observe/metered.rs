@@ -3,6 +3,7 @@
 use std::{
     array::from_fn,
     borrow::Cow,
+    hash::BuildHasher,
     mem,
     sync::{
         Arc, OnceLock,
@@ -11,6 +12,7 @@ use std::{
     time::Instant,
 };
 
+use foldhash::quality::FixedState;
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
     gauge, histogram,
@@ -20,7 +22,6 @@ use parking_lot::Mutex;
 use super::{DecisionEvent, MeteredRule, OnDecision};
 use crate::{
     decision::{Decision, Hold, Outcome},
-    key::mix,
     name::RuleName,
     quota::Quota,
 };
@@ -181,9 +182,7 @@ impl RuleMetrics {
             return;
         }
         let known = self.quotas.load(Relaxed);
-        let hash = quotas.iter().fold(1, |hash, quota| {
-            mix(mix(hash, quota.period_nanos()), quota.limit().into())
-        });
+        let hash = FixedState::default().hash_one(quotas).max(1);
         if known == hash {
             return;
         }
