@@ -3,6 +3,7 @@
 use std::{fmt, marker::PhantomData, sync::Arc};
 
 use http::{HeaderName, Method, StatusCode, header::AUTHORIZATION};
+use smallvec::SmallVec;
 
 use super::{Key, KeyError, KeyExtractor, RequestHead, extract, unless_blank};
 use crate::advice::{FEW, FirstCheck, warn_of_authorization, warn_of_missing_extension};
@@ -259,9 +260,9 @@ impl<T, F> fmt::Debug for ExtensionKey<T, F> {
 
 /// Extractor created by [`KeyExtractor::or`].
 ///
-/// The second extractor is used if the first finds no identity, or a blank one. If the first
-/// returns another error, the request is rejected. Otherwise a client could switch to the second
-/// extractor by sending an invalid identity.
+/// The second extractor is used if the first finds no identity, or a blank one, also if the first exempts
+/// the request by `Ok(None)`. If the first returns another error, the request is rejected. Otherwise a
+/// client could switch to the second extractor by sending an invalid identity.
 ///
 /// ```
 /// use tower_sluice::key::{HeaderKey, KeyExtractor, PeerIp};
@@ -276,7 +277,6 @@ pub struct Or<A, B> {
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        // Also a request that the first extractor exempts, by no key and no error, has the second one's key.
         match extract(&self.first, head) {
             Ok(Some(key)) => Ok(Some(key)),
             Err(error) if !error.is_missing() => Err(error),
@@ -293,7 +293,7 @@ macro_rules! tuple {
     ($($part:ident $index:tt),+) => {
         impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
             fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-                join([$(&self.$index),+], head)
+                join(&[$(&self.$index),+], head)
             }
 
             fn can_be_client(&self) -> bool {
@@ -310,18 +310,13 @@ tuple!(A 0, B 1, C 2, D 3);
 /// Joins the keys of all extractors.
 ///
 /// Returns `Ok(None)` if an extractor returns `Ok(None)`. A blank key counts as a missing identity.
-fn join<const N: usize>(
-    extractors: [&dyn KeyExtractor; N],
-    head: &RequestHead<'_>,
-) -> Result<Option<Key>, KeyError> {
-    let mut keys = [const { None }; N];
-    for (slot, extractor) in keys.iter_mut().zip(extractors) {
-        match extract(extractor, head)? {
-            None => return Ok(None),
-            key => *slot = key,
-        }
+fn join(extractors: &[&dyn KeyExtractor], head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+    let mut keys = SmallVec::<[Key; 4]>::new();
+    for extractor in extractors {
+        let Some(key) = extract(*extractor, head)? else {
+            return Ok(None);
+        };
+        keys.push(key);
     }
-    Ok(Some(Key::join(
-        &keys.map(|key| key.unwrap_or_else(Key::everyone)),
-    )))
+    Ok(Some(Key::join(&keys)))
 }

@@ -137,14 +137,15 @@ impl Key {
     /// assert!(!proxy.is_client());
     /// ```
     #[must_use]
-    pub fn of_proxy(self) -> Self {
-        self.owned_by(Owner::Unknown)
+    pub fn of_proxy(mut self) -> Self {
+        self.set_owner(Owner::Unknown);
+        self
     }
 
     /// Marks the key of a client as one of any client.
     pub(super) fn mark_shared(&mut self) {
         if self.is_client() {
-            self.head = self.head & !OWNER | (Owner::Any as u64) << OWNER_SHIFT;
+            self.set_owner(Owner::Any);
         }
     }
 
@@ -168,11 +169,8 @@ impl Key {
         }
     }
 
-    fn owned_by(self, owner: Owner) -> Self {
-        Self {
-            head: self.head & !OWNER | (owner as u64) << OWNER_SHIFT,
-            ..self
-        }
+    fn set_owner(&mut self, owner: Owner) {
+        self.head = self.head & !OWNER | (owner as u64) << OWNER_SHIFT;
     }
 
     /// Returns the length and the kind.
@@ -204,13 +202,14 @@ impl Key {
     /// ```
     #[must_use]
     pub fn join(parts: &[Self]) -> Self {
-        let mut bytes = smallvec::SmallVec::<[u8; 128]>::new();
+        let mut bytes = SmallVec::<[u8; 128]>::new();
         for part in parts {
             bytes.extend_from_slice(&part.account_head().to_le_bytes());
             part.with_bytes(|content| bytes.extend_from_slice(content));
         }
-        let owner = parts.iter().map(Self::owner).max().unwrap_or(Owner::All);
-        Self::bytes(Tag::Parts, &bytes).owned_by(owner)
+        let mut key = Self::bytes(Tag::Parts, &bytes);
+        key.set_owner(parts.iter().map(Self::owner).max().unwrap_or(Owner::All));
+        key
     }
 
     /// Returns the text of a key that is text, such as the value of a header. A short key is copied.

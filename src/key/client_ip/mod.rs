@@ -119,31 +119,32 @@ pub enum Unreadable {
 }
 
 /// The address of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Client {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Client<'a> {
     pub(crate) address: IpAddr,
-    origin: Origin,
+    /// The origin of the address, or `None` if nothing names the client: the address may be that of a trusted
+    /// proxy.
+    source: Option<AddressSource<'a>>,
 }
 
-/// The origin of the address of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    /// The connection, since the peer is not a trusted proxy.
-    Peer,
-    /// A header of trusted proxies.
-    Header,
-    /// Nothing names the client: the address may be that of a trusted proxy.
-    Proxy,
-}
+impl<'a> Client<'a> {
+    fn of_proxy(address: IpAddr) -> Self {
+        Self {
+            address,
+            source: None,
+        }
+    }
 
-impl Client {
-    fn new(address: IpAddr, origin: Origin) -> Self {
-        Self { address, origin }
+    fn found(address: IpAddr, source: AddressSource<'a>) -> Self {
+        Self {
+            address,
+            source: Some(source),
+        }
     }
 
     /// Returns `false` if the address may be that of a trusted proxy.
     pub(crate) fn is_confirmed(&self) -> bool {
-        self.origin != Origin::Proxy
+        self.source.is_some()
     }
 }
 
@@ -335,11 +336,11 @@ impl ClientIp {
     }
 
     /// Returns the client.
-    pub(crate) fn client(&self, head: &RequestHead<'_>) -> Result<Client, KeyError> {
+    pub(crate) fn client(&self, head: &RequestHead<'_>) -> Result<Client<'_>, KeyError> {
         self.find(head).map_err(|unknown| self.error(unknown))
     }
 
-    fn find(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
+    fn find(&self, head: &RequestHead<'_>) -> Result<Client<'_>, UnknownClient> {
         match &self.trusted {
             Trusted::Networks(networks) => self.find_behind(networks, head),
             Trusted::Hops(hops) => self.find_by_hops(*hops, head.headers),
@@ -351,16 +352,17 @@ impl ClientIp {
         &self,
         networks: &Networks,
         head: &RequestHead<'_>,
-    ) -> Result<Client, UnknownClient> {
+    ) -> Result<Client<'_>, UnknownClient> {
         let peer = peer(head)?;
         if !networks.contain(peer) {
-            return Ok(Client::new(peer, Origin::Peer));
+            let source = AddressSource::UntrustedPeer(self.source.name().as_str());
+            return Ok(Client::found(peer, source));
         }
         let mut leftmost = None;
-        for address in self.addresses(head.headers) {
+        for address in self.source.addresses(head.headers) {
             let address = address?;
             if !networks.contain(address) {
-                return Ok(Client::new(address, Origin::Header));
+                return Ok(Client::found(address, AddressSource::TrustedProxies));
             }
             leftmost = Some(address);
         }
@@ -368,63 +370,42 @@ impl ClientIp {
             return self.client_without_header(peer);
         };
         self.log_no_client(proxy);
-        Ok(Client::new(proxy, Origin::Proxy))
+        Ok(Client::of_proxy(proxy))
     }
 
-    fn find_by_hops(&self, hops: u8, headers: &HeaderMap) -> Result<Client, UnknownClient> {
+    fn find_by_hops(&self, hops: u8, headers: &HeaderMap) -> Result<Client<'_>, UnknownClient> {
         if self.source.is_blank(headers) {
             return Err(UnknownClient::Missing);
         }
         // Such a header has one address, however many proxies there are.
         let is_single = matches!(self.source, ClientHeader::Single(_));
         let hops = if is_single { 1 } else { usize::from(hops) };
-        let mut addresses = self.addresses(headers);
+        let mut addresses = self.source.addresses(headers);
         for proxy in addresses.by_ref().take(hops - 1) {
             proxy?;
         }
-        let address = addresses.next().unwrap_or(Err(UnknownClient::Missing))?;
-        Ok(Client::new(address, Origin::Header))
+        let address = addresses.next().ok_or(UnknownClient::Missing)??;
+        Ok(Client::found(address, AddressSource::Hops))
     }
 
-    fn find_leftmost(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
+    fn find_leftmost(&self, head: &RequestHead<'_>) -> Result<Client<'_>, UnknownClient> {
         let mut leftmost = None;
-        for address in self.addresses(head.headers) {
+        for address in self.source.addresses(head.headers) {
             leftmost = Some(address?);
         }
         match leftmost {
-            Some(address) => Ok(Client::new(address, Origin::Header)),
+            Some(address) => Ok(Client::found(address, AddressSource::AnyPeer)),
             None => self.client_without_header(peer(head)?),
         }
     }
 
-    /// Returns the addresses in the header, from right to left.
-    fn addresses(
-        &self,
-        headers: &HeaderMap,
-    ) -> impl Iterator<Item = Result<IpAddr, UnknownClient>> {
-        let addresses = self.source.addresses(headers);
-        addresses.map(|address| address.map_err(UnknownClient::Unreadable))
-    }
-
     /// Returns the client of a trusted peer that sends no header, or rejects it if the settings say so. The
     /// log names it.
-    fn client_without_header(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
+    fn client_without_header(&self, peer: IpAddr) -> Result<Client<'_>, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
-            None => Ok(Client::new(peer, Origin::Proxy)),
+            None => Ok(Client::of_proxy(peer)),
             Some(status) => Err(UnknownClient::WithoutHeader(status)),
-        }
-    }
-
-    #[inline]
-    fn address_source(&self, origin: Origin) -> AddressSource<'_> {
-        match &self.trusted {
-            Trusted::Networks(_) if origin == Origin::Peer => {
-                AddressSource::UntrustedPeer(self.source.name().as_str())
-            }
-            Trusted::Networks(_) => AddressSource::TrustedProxies,
-            Trusted::Hops(_) => AddressSource::Hops,
-            Trusted::AnyPeer => AddressSource::AnyPeer,
         }
     }
 
@@ -470,10 +451,9 @@ impl KeyExtractor for ClientIp {
             Err(unknown) => return Err(self.error(unknown)),
         };
         let key = self.masks.key(client.address);
-        if !client.is_confirmed() {
+        let Some(source) = client.source else {
             return Ok(Some(key.of_proxy()));
-        }
-        let source = self.address_source(client.origin);
+        };
         self.check.record(client.address, source, head.headers);
         Ok(Some(key))
     }
@@ -489,4 +469,10 @@ enum UnknownClient {
     /// A trusted proxy sent no header, which the settings reject.
     WithoutHeader(StatusCode),
     Unreadable(HeaderFault),
+}
+
+impl From<HeaderFault> for UnknownClient {
+    fn from(fault: HeaderFault) -> Self {
+        Self::Unreadable(fault)
+    }
 }
