@@ -18,7 +18,7 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 ///
 /// Other requests with this content type get a plain response, so that caches and logs see a 429.
 pub(super) fn is_call(head: &RequestHead<'_>) -> bool {
-    head.version >= Version::HTTP_2 && is_post(head)
+    head.version >= Version::HTTP_2 && has_grpc_type(head)
 }
 
 /// Returns `true` for an HTTP/1.1 call that was translated by `tonic_web::GrpcWebLayer`.
@@ -26,10 +26,11 @@ pub(super) fn is_translated(head: &RequestHead<'_>) -> bool {
     head.version == Version::HTTP_11
         && head.headers.get(TE).is_some_and(|te| te == "trailers")
         && !head.headers.contains_key(CONTENT_LENGTH)
-        && is_post(head)
+        && has_grpc_type(head)
 }
 
-fn is_post(head: &RequestHead<'_>) -> bool {
+/// Returns `true` for a `POST` with the gRPC content type.
+fn has_grpc_type(head: &RequestHead<'_>) -> bool {
     let Some(kind) = head.headers.get(CONTENT_TYPE) else {
         return false;
     };
@@ -69,7 +70,7 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
 /// Returns the wait in milliseconds, or a negative number to forbid a retry (gRFC A6). With `None`,
 /// the client decides when to retry.
 fn pushback(why: &Rejection<'_>) -> Option<i64> {
-    match why.exact_retry_after() {
+    match why.wait {
         Some(wait) => Some(i64::try_from(millis(wait)).unwrap_or(i64::MAX)),
         None => why.cause.forbids_retry().then_some(-1),
     }
@@ -92,7 +93,7 @@ fn status_message(code: u16, message: &str, why: &Rejection<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
     number(&mut out, 1, code.into());
     bytes(&mut out, 2, message.as_bytes());
-    if let Some(wait) = why.exact_retry_after().map(millis) {
+    if let Some(wait) = why.wait.map(millis) {
         any(&mut out, "google.rpc.RetryInfo", &retry_info(wait));
     }
     let failure = quota_failure(why);

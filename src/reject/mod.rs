@@ -37,7 +37,7 @@
 //! | field | |
 //! |---|---|
 //! | `content-type`, `cache-control` | always `application/grpc` and `no-store` |
-//! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store or an overload; 7 for status 403; for a request without a usable key, 3, 7, 8, 13, 14 or 16 by its status |
+//! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store or an overload; 7 for a block with status 403; for a request without a usable key, 3, 7, 8, 13, 14 or 16 by its status |
 //! | `grpc-message` | the text of the plain response |
 //! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait in milliseconds, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that denied the request |
 //! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown; an estimate for slots |
@@ -156,7 +156,8 @@ impl<F> fmt::Debug for RejectFn<F> {
 pub struct Rejection<'a> {
     decided: Result<&'a Decision, &'a KeyError>,
     cause: Cause,
-    retry_after: Option<Duration>,
+    /// The wait to report, without rounding.
+    wait: Option<Duration>,
     template: &'a Template,
     /// The rules of the layer, for explanations.
     rules: Option<&'a dyn Rules>,
@@ -166,7 +167,7 @@ pub struct Rejection<'a> {
 impl<'a> Rejection<'a> {
     pub(crate) fn new(
         decided: Result<&'a Decision, &'a KeyError>,
-        retry_after: Option<Duration>,
+        wait: Option<Duration>,
         template: &'a Template,
         rules: Option<&'a dyn Rules>,
         secret: Option<&'a FingerprintKey>,
@@ -175,7 +176,7 @@ impl<'a> Rejection<'a> {
         Self {
             decided,
             cause,
-            retry_after,
+            wait,
             template,
             rules,
             secret,
@@ -193,7 +194,7 @@ impl<'a> Rejection<'a> {
         let mut response = reject.reject(self, head);
         let headers = response.headers_mut();
         self.template
-            .complete(headers, self.decision(), charges, self.retry_after);
+            .complete(headers, self.decision(), charges, self.wait);
         let unfilled = response.extensions_mut().remove::<text::Unfilled>();
         if unfilled.is_some() {
             response.headers_mut().remove(CONTENT_TYPE);
@@ -265,12 +266,7 @@ impl<'a> Rejection<'a> {
     /// [`Decision::retry_after`] is the wait without rounding.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after.map(retry_seconds).map(Duration::from_secs)
-    }
-
-    /// Returns the wait to report, without rounding.
-    fn exact_retry_after(&self) -> Option<Duration> {
-        self.retry_after
+        self.wait.map(retry_seconds).map(Duration::from_secs)
     }
 
     /// Returns the names of the quotas that denied the request, as in header fields. A store that
@@ -288,7 +284,7 @@ impl fmt::Debug for Rejection<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rejection")
             .field("cause", &self.decided)
-            .field("retry_after", &self.retry_after)
+            .field("retry_after", &self.wait)
             .finish_non_exhaustive()
     }
 }
@@ -394,7 +390,7 @@ impl TooManyRequests {
     ) -> RejectFn<impl Fn(&Rejection<'_>, &RequestHead<'_>) -> Response<B>> {
         reject_fn(move |why, head| {
             let mut response = Reject::<Bytes>::reject(&self, why, head).map(&body);
-            // The response to `HEAD` has the length of the text.
+            // The response to `HEAD` has the length of the text, which may not be that of the other body.
             response.headers_mut().remove(CONTENT_LENGTH);
             response
         })

@@ -2,7 +2,6 @@
 
 use std::{
     any::Any,
-    fmt::Write as _,
     mem,
     sync::{
         OnceLock,
@@ -48,15 +47,25 @@ pub(super) fn response<B: Default + 'static>(
     status: StatusCode,
 ) -> Response<B> {
     let is_json = accepts_json(head.headers);
-    let is_head = head.method == Method::HEAD;
-    if is_json || is_head {
-        return special_response(why, status, is_json, is_head);
-    }
-    let Some(body) = body(plain_text(why)) else {
+    let text = if is_json {
+        problem(why, status).into()
+    } else {
+        plain_text(why)
+    };
+    let length = text.len();
+    let Some(body) = body(text) else {
         return unfilled(status);
     };
     let mut response = Response::new(body);
     *response.status_mut() = status;
+    // The layer adds the fields of a plain text.
+    if is_json {
+        response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
+    }
+    if head.method == Method::HEAD {
+        *response.body_mut() = B::default();
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
     response
 }
 
@@ -71,35 +80,6 @@ fn unfilled<B: Default + 'static>(status: StatusCode) -> Response<B> {
     let mut response = Response::new(B::default());
     *response.status_mut() = status;
     response.extensions_mut().insert(Unfilled);
-    response
-}
-
-/// Returns a response with problem+json, or without a body.
-#[inline(never)]
-fn special_response<B: Default + 'static>(
-    why: &Rejection<'_>,
-    status: StatusCode,
-    is_json: bool,
-    is_head: bool,
-) -> Response<B> {
-    let text = if is_json {
-        problem(why, status).into()
-    } else {
-        plain_text(why)
-    };
-    let length = text.len();
-    let Some(body) = body(text) else {
-        return unfilled(status);
-    };
-    let mut response = Response::new(if is_head { B::default() } else { body });
-    *response.status_mut() = status;
-    // The layer adds the fields of a plain text.
-    if is_json {
-        response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
-    }
-    if is_head {
-        response.headers_mut().insert(CONTENT_LENGTH, length.into());
-    }
     response
 }
 
@@ -166,25 +146,16 @@ fn plain_text(why: &Rejection<'_>) -> Bytes {
 /// The member `violated-policies` is spelled as in the IETF draft of the `RateLimit` fields.
 fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = kind_and_title(why.cause, status);
-    let mut json = String::with_capacity(256);
-    let _ = write!(json, "{{\"type\":\"{kind}\",\"title\":");
-    push_json_string(&mut json, title);
-    let _ = write!(json, ",\"status\":{},\"detail\":", status.as_u16());
-    push_json_string(&mut json, &detail(why));
-    for (at, name) in why.violated().enumerate() {
-        json.push_str(if at == 0 {
-            ",\"violated-policies\":["
-        } else {
-            ","
-        });
-        push_json_string(&mut json, name);
+    let title = json_string(title);
+    let detail = json_string(&detail(why));
+    let status = status.as_u16();
+    let mut json =
+        format!("{{\"type\":\"{kind}\",\"title\":{title},\"status\":{status},\"detail\":{detail}");
+    let names: Vec<_> = why.violated().map(json_string).collect();
+    if !names.is_empty() {
+        json += &format!(",\"violated-policies\":[{}]", names.join(","));
     }
-    json.push_str(if why.violated().next().is_some() {
-        "]}"
-    } else {
-        "}"
-    });
-    json
+    json + "}"
 }
 
 fn kind_and_title(cause: Cause, status: StatusCode) -> (&'static str, &'static str) {
@@ -278,19 +249,17 @@ fn fill<T: 'static>(body: &mut dyn Any, new: impl FnOnce() -> T) -> bool {
     body.downcast_mut().map(|body| *body = new()).is_some()
 }
 
-/// Appends `text` as a JSON string.
-fn push_json_string(out: &mut String, text: &str) {
-    out.push('"');
+/// Returns `text` as a JSON string.
+fn json_string(text: &str) -> String {
+    let mut json = String::from("\"");
     for c in text.chars() {
         match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            c if c < ' ' => {
-                let _ = write!(out, "\\u{:04x}", u32::from(c));
-            }
-            c => out.push(c),
+            '"' | '\\' => json.extend(['\\', c]),
+            c if c < ' ' => json += &format!("\\u{:04x}", u32::from(c)),
+            c => json.push(c),
         }
     }
-    out.push('"');
+    json + "\""
 }
 
 #[cfg(test)]
