@@ -222,8 +222,7 @@ fn a_store_decides_without_allocating() {
         [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &quotas[..1])];
     for charges in [&one[..], &two_rules[..]] {
         // The denial of a new key, its two charges, a denial, a denial of a higher cost, a look.
-        for (cost, allowed) in
-            [(3, false), (1, true), (1, true), (1, false), (9, false), (0, true)]
+        for (cost, allowed) in [(3, false), (1, true), (1, true), (1, false), (9, false), (0, true)]
         {
             let charges: Vec<_> = charges.iter().map(|charge| charge.with_cost(cost)).collect();
             let (count, decision) = allocated(|| store.take(&charges).now());

@@ -48,6 +48,18 @@ pub enum Adjustment {
     AtLeast(u32),
 }
 
+impl Adjustment {
+    /// Returns the units of a charge after the adjustment.
+    fn units(self, charged: u32) -> u32 {
+        match self {
+            Self::Keep => charged,
+            Self::Refund => 0,
+            Self::Charge(units) => units,
+            Self::AtLeast(units) => charged.max(units),
+        }
+    }
+}
+
 /// Handle by which a handler adjusts the charges of a request to the actual cost.
 ///
 /// [`expose_charge`](crate::RateLimitLayer::expose_charge) inserts the handle into the extensions
@@ -157,7 +169,7 @@ impl ChargeHandle {
     /// Adjusts the charge of every rule to `units`. 0 refunds the charge, except for units that were
     /// already refilled over time.
     pub fn adjust_to(&self, units: u32) {
-        self.0.adjust(None, |_| units);
+        self.0.adjust(None, Adjustment::Charge(units));
     }
 
     /// Adjusts the charge of the rule `name` to `units`.
@@ -177,7 +189,7 @@ impl ChargeHandle {
                 known: names.collect(),
             });
         }
-        self.0.adjust(Some(name), |_| units);
+        self.0.adjust(Some(name), Adjustment::Charge(units));
         Ok(())
     }
 
@@ -234,7 +246,7 @@ impl ChargeHandle {
             .as_ref()
             .filter(|_| !self.0.adjusted.is_empty());
         if let Some(classify) = classify {
-            self.0.make(classify(&ResponseHead::from(response)));
+            self.0.adjust(None, classify(&ResponseHead::from(response)));
         }
     }
 }
@@ -258,25 +270,17 @@ impl OpenCharges {
         self.charges.with(call)
     }
 
-    fn make(&self, adjustment: Adjustment) {
-        match adjustment {
-            Adjustment::Keep => {}
-            Adjustment::Refund => self.adjust(None, |_| 0),
-            Adjustment::Charge(units) => self.adjust(None, |_| units),
-            Adjustment::AtLeast(units) => self.adjust(None, |charged| charged.max(units)),
+    /// Adjusts the charges of a rule, or of all rules, unless it keeps them: they can then be adjusted later.
+    fn adjust(&self, rule: Option<&str>, adjustment: Adjustment) {
+        if adjustment == Adjustment::Keep {
+            return;
         }
-    }
-
-    /// Adjusts the charges of a rule, or of all rules.
-    ///
-    /// `cost` maps the charged units to the new units.
-    fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
         self.with(|charges| {
             for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
                 let is_meant = rule.is_none_or(|name| charge.rule.pool().as_str() == name);
                 let is_charged = self.decision.charged(charge.rule);
                 if is_meant && is_charged && !adjusted.swap(true, AcqRel) {
-                    self.adjust_to(charge, cost(charge.cost));
+                    self.adjust_to(charge, adjustment.units(charge.cost));
                 }
             }
         });
@@ -314,7 +318,7 @@ impl OpenCharges {
 
 impl Drop for OpenCharges {
     fn drop(&mut self) {
-        self.make(self.config.exposed.unwrap_or_default());
+        self.adjust(None, self.config.exposed.unwrap_or_default());
     }
 }
 

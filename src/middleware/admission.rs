@@ -1,5 +1,18 @@
-//! Decides if a request runs, waits or is rejected. The module `waiting` has the decisions on requests that
-//! wait.
+//! Decides if a request runs, waits or is rejected.
+//!
+//! The service calls [`Gate::admit`], and carries out the next step, an [`Admission`]:
+//!
+//! ```text
+//! admit ─┬─ bypass ─▶ Admitted, or Rejected          no rule charges it, or its key is unusable
+//!        └─ attempt ─▶ store ┬─ Deciding ─▶ resume   the answer comes later
+//!                            ├─ attempt              the next one of several
+//!                            └─ conclude ┬─ run_request  ─▶ Admitted, or Extended
+//!                                        ├─ deny_request ─▶ Rejected, or run_request if the layer only reports
+//!                                        └─ Waiting ─▶ end_wait ─▶ attempt, run_request or deny_request
+//! ```
+//!
+//! The common request with charges that must all fit skips the loop of attempts: `decide`. The module
+//! `waiting` has the steps of requests that wait in a `queue`, and `context` what `Extended` adds.
 
 #[cfg(feature = "axum")]
 use std::any::TypeId;
@@ -9,12 +22,13 @@ use std::{
     mem,
     pin::Pin,
     slice,
-    sync::Mutex,
+    sync::LazyLock,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
 use http::Response;
+use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 use smallvec::SmallVec;
 
@@ -26,15 +40,15 @@ use super::{
     queue::QueuedRequest,
 };
 use crate::{
-    decision::{Decision, Source},
+    decision::{Decision, Outcome, Source},
     head::RequestHead,
     headers::{Lines, RETRY_AFTER_MS, Template},
     key::KeyError,
-    log::error,
+    log::{LogCount, error},
     observe::{Charged, DecisionEvent},
     quota::Quota,
     reject::{Reject, Rejection},
-    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules},
+    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, RuleName, Rules},
     store::{self, Answer, CannotFail, Charge, Op, Store, StoreExt, millis},
 };
 
@@ -110,26 +124,6 @@ impl Asked {
     }
 }
 
-/// The way of a request past the layer, for hooks.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Passage {
-    /// It is rejected.
-    Rejected,
-    /// It runs without a wait in the layer.
-    AtOnce,
-    /// It runs after a wait in the layer.
-    AfterWait,
-}
-
-/// Returns the way of a request that runs now. It is `queued` if it may have waited.
-#[inline(always)]
-pub(super) fn passage_of<S: Store>(queued: Option<&QueuedRequest<S>>) -> Passage {
-    match queued {
-        Some(queued) if queued.has_waited => Passage::AfterWait,
-        _ => Passage::AtOnce,
-    }
-}
-
 impl<K, S, R> RateLimitLayer<K, S, R>
 where
     K: Rules,
@@ -152,6 +146,8 @@ where
 pub(super) struct Gate<'a, K, S, R, B> {
     pub(super) layer: &'a RateLimitLayer<K, S, R>,
     pub(super) head: &'a RequestHead<'a>,
+    /// `true` if the request has waited in the layer.
+    has_waited: bool,
     body: PhantomData<fn() -> B>,
 }
 
@@ -175,8 +171,14 @@ where
         Self {
             layer,
             head,
+            has_waited: false,
             body: PhantomData,
         }
+    }
+
+    /// Returns the gate of a request after its wait, if it has waited.
+    pub(super) fn after_wait(self, has_waited: bool) -> Self {
+        Self { has_waited, ..self }
     }
 
     /// Decides on a request, or starts a store call that completes later.
@@ -215,8 +217,8 @@ where
         asked: Asked,
         queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
-        if self.cannot_hold(all.charges) {
-            return self.deny_unheld(all.charges);
+        if let Some(rule) = self.unheld_rule(all.charges) {
+            return self.deny_unheld(rule, all.charges);
         }
         let store: &S = &self.layer.store;
         loop {
@@ -238,20 +240,24 @@ where
         }
     }
 
-    /// Returns `true` if the charges need a slot that cannot be held for as long as the layer is set to.
-    /// The log then warns once per process.
+    /// Returns a rule that needs slots, if they cannot be held for as long as the layer is set to. The log then
+    /// warns once per process.
     #[inline(always)]
-    fn cannot_hold(self, charges: &[Charge<'_>]) -> bool {
-        self.layer.settings.may_hold
-            && needs_slot(charges)
-            && !self.layer.settings.hold.can_hold::<B>()
+    fn unheld_rule(self, charges: &[Charge<'_>]) -> Option<RuleName> {
+        let settings = &self.layer.settings;
+        if !settings.may_hold {
+            return None;
+        }
+        rule_with_slots(charges).filter(|_| !settings.hold.can_hold::<B>())
     }
 
     /// Denies a request whose slots cannot be held, without a call.
     #[cold]
-    fn deny_unheld(self, charges: &[Charge<'_>]) -> Next<B, S> {
-        let mut denied = Decision::deny().with_source(Source::FailedClosed);
-        self.deny_request(&mut denied, charges, PenaltySet::NONE, Passage::AtOnce)
+    fn deny_unheld(self, rule: RuleName, charges: &[Charge<'_>]) -> Next<B, S> {
+        let mut denied = Decision::deny()
+            .with_source(Source::FailedClosed)
+            .with_outcome(Outcome::unknown(rule, 0, None));
+        self.deny_request(&mut denied, charges, PenaltySet::NONE)
     }
 
     /// Continues after the last attempt.
@@ -278,8 +284,8 @@ where
         if self.layer.settings.may_queue && charges.iter().any(Charge::queues) {
             return self.decide_queueing(charges.into(), None);
         }
-        if self.cannot_hold(charges) {
-            return self.deny_unheld(charges);
+        if let Some(rule) = self.unheld_rule(charges) {
+            return self.deny_unheld(rule, charges);
         }
         let store: &S = &self.layer.store;
         let asked = Asked::now(PenaltySet::ALL);
@@ -306,11 +312,12 @@ where
         let mut attempts = mem::take(pending.attempts);
         let asked = *pending.asked;
         let queued = pending.queued.take();
+        let gate = self.after_wait(queued.as_ref().is_some_and(|queued| queued.has_waited));
         Poll::Ready(pending.charges.with(|all| {
             if attempts.advance(all, decision) {
-                return self.attempt(all, attempts, asked, queued);
+                return gate.attempt(all, attempts, asked, queued);
             }
-            self.conclude_attempts(decision, all, &attempts, asked, queued)
+            gate.conclude_attempts(decision, all, &attempts, asked, queued)
         }))
     }
 
@@ -332,7 +339,7 @@ where
         if decision.wait > 0 {
             return self.wait_for_turn(decision, charges, queued);
         }
-        self.run_request(decision, charges, None, passage_of(queued.as_deref()))
+        self.run_request(decision, charges, None)
     }
 
     /// Denies a request, unless it may wait for a slot.
@@ -345,15 +352,14 @@ where
         queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
         self.layer.settings.mark_overload(decision, charges);
-        let passage = passage_of(queued.as_deref());
         let Some(queued) = queued else {
-            return self.deny_request(decision, charges, asked.striking, passage);
+            return self.deny_request(decision, charges, asked.striking);
         };
         if let Some(queued) = self.wait_for_slot(queued, decision, charges) {
             return Admission::Waiting(queued);
         }
         let striking = self.layer.settings.penalties_after_wait();
-        self.deny_request(decision, charges, striking, passage)
+        self.deny_request(decision, charges, striking)
     }
 
     /// Admits or rejects a request without a store call.
@@ -363,7 +369,7 @@ where
         match bypass {
             Bypass::Exempt(_) => self.layer.settings.record_exempt(),
             Bypass::Rejected(error) if self.layer.settings.report_only.is_on() => {
-                self.notify(Err(&error), Passage::AtOnce, &[]);
+                self.notify(Err(&error), true, &[]);
             }
             Bypass::Rejected(error) => return self.reject_unkeyed(&error),
         }
@@ -375,7 +381,7 @@ where
 
     /// Rejects a request without a usable key, or on a deny list.
     fn reject_unkeyed(self, error: &KeyError) -> Next<B, S> {
-        self.notify(Err(error), Passage::Rejected, &[]);
+        self.notify(Err(error), false, &[]);
         if error.is_no_peer() {
             log_no_peer::<B>(error);
         }
@@ -383,22 +389,21 @@ where
         Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]))
     }
 
-    /// Rejects a denied request, which is a strike under the penalties of `striking`. If there is a reason to
-    /// run it all the same, it runs, and `passage` is its way for hooks.
+    /// Rejects a denied request, which is a strike under the penalties of `striking`, unless there is a reason
+    /// to run it all the same.
     pub(super) fn deny_request(
         self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         striking: PenaltySet,
-        passage: Passage,
     ) -> Next<B, S> {
         let settings = &self.layer.settings;
         if let Some(reason) = settings.override_denial(Some(decision)) {
-            return self.run_despite_denial(decision, charges, reason, passage);
+            return self.run_despite_denial(decision, charges, reason);
         }
         settings.charging.record_hit();
         if settings.is_observed() {
-            self.notify(Ok(decision), Passage::Rejected, charges);
+            self.notify(Ok(decision), false, charges);
         }
         for penalty in settings.penalties(striking) {
             penalty.count_denial(decision, charges);
@@ -411,7 +416,6 @@ where
         decision: &mut Decision,
         charges: &[Charge<'_>],
         reason: Override,
-        passage: Passage,
     ) -> Next<B, S> {
         let in_flight = match reason {
             Override::ReportOnly => None,
@@ -421,7 +425,7 @@ where
                 Some(in_flight)
             }
         };
-        self.run_request(decision, charges, in_flight, passage)
+        self.run_request(decision, charges, in_flight)
     }
 
     /// Rejects a denied request.
@@ -455,11 +459,10 @@ where
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
-        passage: Passage,
     ) -> Next<B, S> {
         let settings = &self.layer.settings;
         if settings.is_observed() {
-            self.notify(Ok(decision), passage, charges);
+            self.notify(Ok(decision), true, charges);
         }
         let lines = settings.template.lines(charges, decision);
         if settings.has_context || decision.slot.is_some() || settings.nesting.sample() {
@@ -490,7 +493,7 @@ where
     fn notify(
         self,
         decision: Result<&Decision, &KeyError>,
-        passage: Passage,
+        is_admitted: bool,
         charges: &[Charge<'_>],
     ) {
         let charged = &|rule| {
@@ -504,34 +507,30 @@ where
         self.layer.settings.notify(&DecisionEvent {
             head: self.head,
             decision,
-            is_admitted: passage != Passage::Rejected,
-            is_delayed: passage == Passage::AfterWait,
+            is_admitted,
+            is_delayed: is_admitted && self.has_waited,
             charged,
             secret: self.layer.settings.secret.as_ref(),
         });
     }
 }
 
-/// Returns `true` if one of the charges takes slots, and may deny.
+/// Returns the first rule whose charge takes slots, and may deny.
 #[inline(never)]
-fn needs_slot(charges: &[Charge<'_>]) -> bool {
-    charges
-        .iter()
-        .any(|charge| charge.may_deny() && charge.quotas.iter().any(Quota::is_concurrent))
+fn rule_with_slots(charges: &[Charge<'_>]) -> Option<RuleName> {
+    let takes_slots =
+        |charge: &&Charge<'_>| charge.may_deny() && charge.quotas.iter().any(Quota::is_concurrent);
+    charges.iter().find(takes_slots).map(|charge| charge.rule)
 }
 
-/// Logs that the server provides no peer address, at most once per minute.
+/// Logs that the server provides no peer address, at most every ten seconds.
 ///
 /// `B` is the type of the response body.
 fn log_no_peer<B: 'static>(error: &KeyError) {
-    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
-    let Ok(mut last) = LAST.try_lock() else {
-        return;
-    };
-    if last.is_some_and(|last| last.elapsed() < Duration::from_secs(60)) {
+    static LOG: LazyLock<Mutex<LogCount>> = LazyLock::new(Mutex::default);
+    if LOG.lock().count().is_none() {
         return;
     }
-    *last = Some(Instant::now());
     let hint = if is_of_another_axum::<B>() {
         "; this server is of another version of axum, whose ConnectInfo cannot be read: use axum 0.8, \
          or insert the SocketAddr into the extensions of each request"

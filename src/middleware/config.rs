@@ -352,10 +352,10 @@ impl LayerConfig {
     }
 
     /// Returns the penalties of a set.
-    pub(super) fn penalties(&self, set: PenaltySet) -> impl Iterator<Item = &RulePenalty> {
+    pub(super) fn penalties(&self, set: PenaltySet) -> impl Iterator<Item = &Arc<RulePenalty>> {
         let all = self.penalties.iter().enumerate();
         all.filter(move |(at, _)| set.contains(*at))
-            .map(|(_, penalty)| &**penalty)
+            .map(|(_, penalty)| penalty)
     }
 }
 

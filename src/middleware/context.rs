@@ -50,21 +50,20 @@ struct SampledRequest {
 }
 
 impl ResponseContext {
-    /// Returns the context of a request that bypassed the store, if it needs one.
+    /// Returns the context of a request that bypassed the store, if the layer has one for each request.
     pub(super) fn uncharged(settings: &LayerConfig) -> Option<Box<Self>> {
+        if !settings.has_context {
+            return None;
+        }
         let bypass = || Decision::allow().with_source(Source::Bypass);
         let exposing = settings
             .adjustment
             .as_ref()
             .filter(|config| config.exposed.is_some());
-        let charge = exposing.map(|config| ChargeHandle::new(config, &[], bypass(), false));
-        let decision = settings.exposes_decision.then(|| Box::new(bypass()));
-        if charge.is_none() && decision.is_none() {
-            return None;
-        }
         Some(Box::new(Self {
-            charge,
-            decision,
+            charge: exposing.map(|config| ChargeHandle::new(config, &[], bypass(), false)),
+            decision: settings.exposes_decision.then(|| Box::new(bypass())),
+            _in_flight: settings.overcommit.as_ref().map(Overcommit::enter),
             ..Self::default()
         }))
     }

@@ -54,14 +54,6 @@ type Read<B> = Box<dyn Fn(B, DrainBounds) -> Drain + Send + Sync>;
 /// A body that is read. The result is `true` at its end, and `false` if a part remains unread.
 pub(super) type Drain = Pin<Box<dyn Future<Output = bool> + Send>>;
 
-/// The part of a body that the server has not received when its request is rejected.
-pub(super) enum Rest {
-    /// It is read first.
-    Reading(Drain),
-    /// It stays unread.
-    Unread,
-}
-
 /// A response that waits for the rest of the request's body.
 pub(super) struct Draining<P> {
     pub(super) response: P,
@@ -148,21 +140,21 @@ impl DrainConfig {
         self.add::<UnsyncBoxBody<Bytes, E>>();
     }
 
-    /// Returns the rest of the body of a request whose body [may be unread](may_be_unread).
+    /// Reads the rest of a body that [may be unread](may_be_unread), or returns `None` if it must stay unread.
     #[cold]
     #[inline(never)]
-    pub(super) fn rest<B: 'static>(&self, request: Request<B>) -> Rest {
+    pub(super) fn read<B: 'static>(&self, request: Request<B>) -> Option<Drain> {
         if !self.may_read(&request) {
-            return Rest::Unread;
+            return None;
         }
         let mut readers = self.readers.iter();
         let reader: Option<&Read<B>> = readers.find_map(|reader| reader.downcast_ref());
         let Some(read) = reader else {
             warn_of_unknown_body(type_name::<B>());
-            return Rest::Unread;
+            return None;
         };
         // The head may hold what the server or outer layers have inserted.
-        Rest::Reading(read(request.into_body(), self.bounds))
+        Some(read(request.into_body(), self.bounds))
     }
 
     /// Returns `false` for a body that is too long by its headers, or that the client would not send

@@ -84,13 +84,20 @@ pub(crate) struct HoldConfig {
     /// A [`Wrap`] for each known type of bodies, the newest first.
     wraps: Vec<Arc<dyn Any + Send + Sync>>,
     /// Returns `true` for a response that shows an overload.
-    pub(super) overloaded: Option<IsOverloaded>,
+    pub(super) overloaded: IsOverloaded,
 }
 
 pub(super) type IsOverloaded = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 
 /// A function that makes a body hold a slot.
 type Wrap<B> = Box<dyn Fn(B, Slot) -> B + Send + Sync>;
+
+fn is_unavailable(response: &ResponseHead<'_>) -> bool {
+    matches!(
+        response.status,
+        StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
+    )
+}
 
 impl Default for HoldConfig {
     fn default() -> Self {
@@ -99,7 +106,7 @@ impl Default for HoldConfig {
             until: HoldUntil::Body,
             exposed: false,
             wraps: Vec::new(),
-            overloaded: None,
+            overloaded: Arc::new(is_unavailable),
         };
         // The bodies of axum and tonic can contain any body.
         #[cfg(feature = "axum")]
@@ -119,15 +126,9 @@ impl HoldConfig {
         self.wraps.insert(0, Arc::new(wrap));
     }
 
-    /// Returns `true` if a response shows an overload. By default, this is a 503 or 504.
+    /// Returns `true` if a response shows an overload.
     pub(super) fn is_overloaded<B>(&self, response: &Response<B>) -> bool {
-        match &self.overloaded {
-            Some(classify) => classify(&ResponseHead::from(response)),
-            None => matches!(
-                response.status(),
-                StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
-            ),
-        }
+        (self.overloaded)(&ResponseHead::from(response))
     }
 
     fn wrap<B: 'static>(&self) -> Option<&Wrap<B>> {

@@ -528,7 +528,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         mut self,
         is_overloaded: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.hold().overloaded = Some(Arc::new(is_overloaded));
+        self.hold().overloaded = Arc::new(is_overloaded);
         self
     }
 

@@ -1,7 +1,7 @@
-//! The path of a request through the layer.
+//! The layer, and the path of a request through it.
 //!
-//! The module `admission` decides if a request runs, waits, or is rejected. [`RateLimit`] and its
-//! future carry out this decision. Dry runs and the simulator use the same code.
+//! The module `admission` shows this path. [`RateLimit`] and its future carry it out. Dry runs and the
+//! simulator use the same code.
 
 pub(crate) mod access;
 pub(crate) mod adjust;

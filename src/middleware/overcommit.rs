@@ -41,8 +41,8 @@ impl Overcommit {
 
     /// Creates a setting that reports capacity while fewer than `max` requests are in flight.
     ///
-    /// Layers with clones of this value count their requests together. A request is in flight until
-    /// the head of its response is available.
+    /// Layers with clones of this value count their requests together, also those that are not charged. A
+    /// request is in flight until the head of its response is available.
     #[must_use]
     pub fn in_flight(max: usize) -> Self {
         Self(Signal::InFlight {

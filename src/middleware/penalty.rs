@@ -252,19 +252,12 @@ impl Penalty {
 
 impl fmt::Debug for Penalty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            strikes,
-            blocks,
-            forgive,
-            capacity,
-            ..
-        } = self;
-        let mut penalty = f.debug_struct("Penalty");
-        penalty
-            .field("strikes", strikes)
-            .field("blocks", blocks)
-            .field("forgive", forgive);
-        penalty.field("capacity", capacity).finish_non_exhaustive()
+        f.debug_struct("Penalty")
+            .field("strikes", &self.strikes)
+            .field("blocks", &self.blocks)
+            .field("forgive", &self.forgive)
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
     }
 }
 
@@ -282,7 +275,7 @@ struct KeyStrikes {
 #[derive(Default)]
 struct StrikeShard {
     entries: HashMap<u64, KeyStrikes>,
-    swept_at: u64,
+    swept_at: Option<u64>,
 }
 
 /// The strikes of many keys.
@@ -324,10 +317,10 @@ impl StrikeShard {
         if self.entries.len() < capacity {
             return true;
         }
-        if now < self.swept_at.saturating_add(SWEEP) && self.swept_at > 0 {
+        if self.swept_at.is_some_and(|swept| now < swept + SWEEP) {
             return false;
         }
-        self.swept_at = now.max(1);
+        self.swept_at = Some(now);
         self.entries
             .retain(|_, key| key.tat.max(key.forgiven_at) > now);
         if self.entries.len() >= capacity {
@@ -377,7 +370,7 @@ pub(crate) struct RulePenalty {
     penalty: Penalty,
     strikes: Strikes,
     store: Arc<DynStore<Infallible>>,
-    log: Arc<Mutex<PenaltyLog>>,
+    log: Mutex<PenaltyLog>,
 }
 
 /// The limits of the log lines of a penalty, whose blocks and failures clients can cause.
@@ -408,7 +401,7 @@ impl RulePenalty {
             penalty,
             strikes: Strikes::new(),
             store,
-            log: Arc::default(),
+            log: Mutex::default(),
         }
     }
 
@@ -417,7 +410,7 @@ impl RulePenalty {
     }
 
     /// Counts a strike if the rule denied this request.
-    pub(crate) fn count_denial(&self, decision: &Decision, charges: &[Charge<'_>]) {
+    pub(crate) fn count_denial(self: &Arc<Self>, decision: &Decision, charges: &[Charge<'_>]) {
         let is_limited = !decision.is_blocked() && decision.cause().is_strike();
         if !is_limited || self.reads_responses() {
             return;
@@ -434,68 +427,35 @@ impl RulePenalty {
         Charge::find(charges, self.rule)
     }
 
-    /// Counts a strike. Blocks the key if it has too many, unless it is blocked already.
-    fn strike(&self, charge: &Charge<'_>) {
+    /// Counts a strike. Blocks the key if it has too many, unless it is blocked already, perhaps for longer.
+    fn strike(self: &Arc<Self>, charge: &Charge<'_>) {
         if !charge.key.is_client() {
             return;
         }
         let Some(time) = self.strikes.count(charge.key, &self.penalty) else {
             return;
         };
-        let store = self.store.clone();
-        let report = BlockReport {
-            rule: self.rule,
-            log: self.log.clone(),
-        };
         // A block is not seen by a charge of nothing.
         let charge = charge.with_cost(charge.cost.max(1));
         let owned = OwnedCharges::from(slice::from_ref(&charge));
-        self.store.peek(&[charge]).detach(move |seen| {
-            owned.with(|charges| block(&store, &charges[0], report, &seen, time));
+        let this = self.clone();
+        self.store.peek(&[charge]).detach(move |Ok(seen)| {
+            if !seen.is_blocked() {
+                owned.with(|charges| this.block(&charges[0], time));
+            }
         });
     }
-}
 
-/// Returns the rule with this name.
-#[track_caller]
-fn rule_named<'i, 'a>(name: &str, infos: &'i [RuleInfo<'a>]) -> &'i RuleInfo<'a> {
-    let shown = infos.iter().filter(|info| !info.is_hidden());
-    if let Some(info) = shown.clone().find(|info| info.name.as_str() == name) {
-        return info;
+    fn block(self: &Arc<Self>, charge: &Charge<'_>, time: Duration) {
+        let this = self.clone();
+        let is_address = charge.key.is_address();
+        store::block(&self.store, charge, time).detach(move |blocked| match blocked {
+            Ok(_) => this.log_block(is_address, time),
+            Err(error) => this.log_failure(&error),
+        });
     }
-    let error = RuleError::Unknown {
-        name: name.into(),
-        known: shown.map(|info| info.name).collect(),
-    };
-    panic!("penalty: {error}");
-}
 
-/// Blocks a key of a rule, unless it is blocked already, perhaps for longer.
-fn block(
-    store: &Arc<DynStore<Infallible>>,
-    charge: &Charge<'_>,
-    report: BlockReport,
-    seen: &Result<Decision, Infallible>,
-    time: Duration,
-) {
-    if seen.as_ref().is_ok_and(Decision::is_blocked) {
-        return;
-    }
-    let is_address = charge.key.is_address();
-    store::block(store, charge, time).detach(move |blocked| match blocked {
-        Ok(_) => report.blocked(is_address, time),
-        Err(error) => report.failed(&error),
-    });
-}
-
-/// Logs the blocks of a penalty.
-struct BlockReport {
-    rule: RuleName,
-    log: Arc<Mutex<PenaltyLog>>,
-}
-
-impl BlockReport {
-    fn blocked(&self, is_address: bool, time: Duration) {
+    fn log_block(&self, is_address: bool, time: Duration) {
         let rule = self.rule;
         let mut log = self.log.lock();
         // Ends the failures. A block has a line of its own.
@@ -517,11 +477,25 @@ impl BlockReport {
         }
     }
 
-    fn failed(&self, error: &BlockError<Infallible>) {
+    fn log_failure(&self, error: &BlockError<Infallible>) {
         if self.log.lock().failures.should_log_failure() {
             warn!("a penalty of rule {} has no effect: {error}", self.rule);
         }
     }
+}
+
+/// Returns the rule with this name.
+#[track_caller]
+fn rule_named<'i, 'a>(name: &str, infos: &'i [RuleInfo<'a>]) -> &'i RuleInfo<'a> {
+    let shown = infos.iter().filter(|info| !info.is_hidden());
+    if let Some(info) = shown.clone().find(|info| info.name.as_str() == name) {
+        return info;
+    }
+    let error = RuleError::Unknown {
+        name: name.into(),
+        known: shown.map(|info| info.name).collect(),
+    };
+    panic!("penalty: {error}");
 }
 
 /// Warns once per process.

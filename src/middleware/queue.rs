@@ -414,9 +414,21 @@ impl<S: Store> Drop for QueuedRequest<S> {
 /// Created by [`RateLimitLayer::queue_handle`](crate::RateLimitLayer::queue_handle). Clones close the
 /// same queue.
 #[derive(Clone)]
-pub struct QueueHandle(Arc<dyn CloseQueue>);
+pub struct QueueHandle {
+    queue: Arc<Queue>,
+    /// Closes the queue, with the store that made its charges.
+    close: Arc<dyn Fn() + Send + Sync>,
+}
 
 impl QueueHandle {
+    pub(super) fn new<S: Store + Send + Sync + 'static>(queue: Arc<Queue>, store: Arc<S>) -> Self {
+        let closing = queue.clone();
+        Self {
+            queue,
+            close: Arc::new(move || closing.close(&*store)),
+        }
+    }
+
     /// Denies all requests that wait, and every later request that would have to wait.
     ///
     /// Each waiting request gets its denial at once, as if its [`max_wait`](crate::Rule::max_wait) had
@@ -426,13 +438,13 @@ impl QueueHandle {
     /// The charges are undone from the last to the first, because a queued charge can be undone only
     /// while it is the last of its account. See [`Store::undo`](crate::Store::undo).
     pub fn close(&self) {
-        self.0.close();
+        (self.close)();
     }
 
     /// Returns `true` if the queue is closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.0.is_closed()
+        self.queue.is_closed()
     }
 }
 
@@ -441,34 +453,6 @@ impl fmt::Debug for QueueHandle {
         f.debug_struct("QueueHandle")
             .field("is_closed", &self.is_closed())
             .finish()
-    }
-}
-
-/// A queue of a layer whose type of stores is erased.
-trait CloseQueue: Send + Sync {
-    fn close(&self);
-    fn is_closed(&self) -> bool;
-}
-
-/// A queue, and the store that made its charges.
-struct LayerQueue<S> {
-    queue: Arc<Queue>,
-    store: Arc<S>,
-}
-
-impl<S: Store + Send + Sync> CloseQueue for LayerQueue<S> {
-    fn close(&self) {
-        self.queue.close(&*self.store);
-    }
-
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
-    }
-}
-
-impl QueueHandle {
-    pub(super) fn new<S: Store + Send + Sync + 'static>(queue: Arc<Queue>, store: Arc<S>) -> Self {
-        Self(Arc::new(LayerQueue { queue, store }))
     }
 }
 

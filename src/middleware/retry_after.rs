@@ -103,22 +103,12 @@ pub enum RetryAfter {
 }
 
 /// The waits that the denials of a layer report.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Retries {
     policy: RetryAfter,
     /// `true` if rejections have the field `retry-after-ms`.
     pub(super) in_milliseconds: bool,
     promises: Arc<Promises>,
-}
-
-impl Default for Retries {
-    fn default() -> Self {
-        Self {
-            policy: RetryAfter::Earliest,
-            in_milliseconds: false,
-            promises: Arc::default(),
-        }
-    }
 }
 
 impl Retries {
@@ -139,20 +129,20 @@ impl Retries {
         charges: &[Charge<'_>],
     ) -> Option<Duration> {
         let earliest = denial.retry_after()?;
-        let percent = match self.policy {
-            RetryAfter::Earliest | RetryAfter::Jitter(0) => return Some(earliest),
-            RetryAfter::Jitter(percent) => Some(percent),
-            RetryAfter::Queue => None,
-        };
-        let is_exact = self.in_milliseconds || reject::is_grpc(head);
-        let step = if is_exact { MILLISECOND } else { SECOND };
-        if let Some(percent) = percent {
-            return Some(with_jitter(earliest, percent, step));
+        match self.policy {
+            RetryAfter::Earliest | RetryAfter::Jitter(0) => Some(earliest),
+            RetryAfter::Jitter(percent) => Some(with_jitter(earliest, percent, self.step(head))),
+            RetryAfter::Queue => match Pace::of(denial, charges, bounds, self.step(head)) {
+                Some(pace) => Some(self.promises.promise(&pace, now(denial), earliest)),
+                None => Some(earliest),
+            },
         }
-        let Some(pace) = Pace::of(denial, charges, bounds, step) else {
-            return Some(earliest);
-        };
-        Some(self.promises.promise(&pace, now(denial), earliest))
+    }
+
+    /// Returns the unit in which the client reads waits.
+    fn step(&self, head: &RequestHead<'_>) -> Duration {
+        let is_exact = self.in_milliseconds || reject::is_grpc(head);
+        if is_exact { MILLISECOND } else { SECOND }
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
     RateLimitLayer,
     admission::{Admission, Gate},
     context::ResponseContext,
-    drain::{self, DrainConfig, Draining, Rest},
+    drain::{self, DrainConfig, Draining},
 };
 use crate::{
     head::RequestHead,
@@ -89,26 +89,18 @@ where
     }
 
     #[inline]
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+    fn call(&mut self, request: Request<B>) -> Self::Future {
         let replace_on_panic = ReplaceOnPanic(&mut self.inner);
         let admission = Gate::new(&self.layer, &RequestHead::from(&request)).admit();
         // No panic: the service keeps its readiness.
         mem::forget(replace_on_panic);
         match admission {
             Admission::Admitted(lines) => ResponseFuture {
-                state: State::Running {
-                    future: self.inner.call(request),
-                    lines,
-                },
+                state: State::running(&mut self.inner, request, lines),
             },
-            Admission::Extended(mut context) => {
-                context.begin_handler(request.extensions_mut());
-                let future = self.inner.call(request);
-                let context = Some(context);
-                ResponseFuture {
-                    state: State::Extended { future, context },
-                }
-            }
+            Admission::Extended(context) => ResponseFuture {
+                state: State::extended(&mut self.inner, request, context),
+            },
             Admission::Rejected(response) => {
                 // `poll_ready` may have reserved a permit, which an idle connection must not hold.
                 self.inner = self.inner.clone();
@@ -190,13 +182,30 @@ where
     S: Store,
     B: 'static,
 {
+    /// Runs a request whose response gets these header fields, if any.
+    #[inline(always)]
+    fn running(inner: &mut I, request: Request<B>, lines: Option<Lines>) -> Self {
+        let future = inner.call(request);
+        Self::Running { future, lines }
+    }
+
+    /// Runs a request whose handler and response get this context.
+    #[inline(always)]
+    fn extended(inner: &mut I, mut request: Request<B>, mut context: Box<ResponseContext>) -> Self {
+        context.begin_handler(request.extensions_mut());
+        Self::Extended {
+            future: inner.call(request),
+            context: Some(context),
+        }
+    }
+
     /// Returns the state of a rejected request.
     #[inline]
     fn rejected(drain: &DrainConfig, request: Request<B>, mut response: Response<C>) -> Self {
         if drain::may_be_unread(&request) {
-            match drain.rest(request) {
-                Rest::Unread => drain::close(&mut response),
-                Rest::Reading(reading) => {
+            match drain.read(request) {
+                None => drain::close(&mut response),
+                Some(reading) => {
                     let draining = Some(Box::new(Draining { response, reading }));
                     return Self::Draining { draining };
                 }
@@ -318,16 +327,10 @@ where
                 return State::rejected(&self.layer.settings.drain, self.request, response);
             }
             Admission::Admitted(lines) if self.is_ready => {
-                return State::Running {
-                    future: self.inner.call(self.request),
-                    lines,
-                };
+                return State::running(&mut self.inner, self.request, lines);
             }
-            Admission::Extended(mut context) if self.is_ready => {
-                context.begin_handler(self.request.extensions_mut());
-                let future = self.inner.call(self.request);
-                let context = Some(context);
-                return State::Extended { future, context };
+            Admission::Extended(context) if self.is_ready => {
+                return State::extended(&mut self.inner, self.request, context);
             }
             Admission::Waiting(_) => {
                 // A waiting request must not hold a permit of a limit.
@@ -364,7 +367,7 @@ where
         // The caller sets the next step.
         let step = mem::replace(&mut self.step, Admission::Admitted(None));
         Poll::Ready(Ok(match step {
-            Admission::Waiting(queued) => gate.end_wait(queued),
+            Admission::Waiting(queued) => gate.after_wait(true).end_wait(queued),
             step => step,
         }))
     }

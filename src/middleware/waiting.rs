@@ -5,7 +5,7 @@ use std::{mem, time::Duration};
 use smallvec::SmallVec;
 
 use super::{
-    admission::{Admission, Asked, Gate, Next, Passage, passage_of},
+    admission::{Admission, Asked, Gate, Next},
     config::PenaltySet,
     queue::{LastDecision, QueuedRequest},
 };
@@ -58,7 +58,7 @@ where
         self.attempt(all, Attempts::default(), asked, queued)
     }
 
-    /// Continues a request after its wait.
+    /// Continues a request at the gate [after its wait](Gate::after_wait).
     pub(super) fn end_wait(self, mut queued: Box<QueuedRequest<S>>) -> Next<B, S> {
         if !queued.is_charged() && queued.may_ask() {
             return self.admit_again(queued);
@@ -73,14 +73,14 @@ where
         } = *last;
         charges.with(|charges| {
             if decision.is_allowed() {
-                return self.run_request(&mut decision, charges, None, Passage::AfterWait);
+                return self.run_request(&mut decision, charges, None);
             }
             // The layer may have been switched off during the wait.
             if let Err(bypass) = self.layer.settings.check_bypass(self.head) {
                 return self.bypass(bypass);
             }
             let striking = self.layer.settings.penalties_after_wait();
-            self.deny_request(&mut decision, charges, striking, Passage::AfterWait)
+            self.deny_request(&mut decision, charges, striking)
         })
     }
 
@@ -116,24 +116,23 @@ where
     ) -> Next<B, S> {
         let decision = mem::replace(decision, Decision::deny());
         let last = LastDecision::boxed(decision, charges);
-        let passage = passage_of(queued.as_deref());
-        match self.begin_turn(charges, queued, last) {
+        match self.queue_for_turn(charges, queued, last) {
             Ok(queued) => Admission::Waiting(queued),
             Err(last) => {
                 last.undo(&*self.layer.store);
                 let mut denied = last.decision.into_denied();
-                self.deny_request(&mut denied, charges, PenaltySet::NONE, passage)
+                self.deny_request(&mut denied, charges, PenaltySet::NONE)
             }
         }
     }
 
-    /// Begins the wait for the turn of a charge.
+    /// Returns the request, which waits for the turn of its charge.
     ///
     /// # Errors
     ///
     /// Fails with the decision if the queue is full or closed, or if the deadline of the request is before
     /// its turn.
-    fn begin_turn(
+    fn queue_for_turn(
         self,
         charges: &[Charge<'_>],
         queued: Option<Box<QueuedRequest<S>>>,

@@ -15,8 +15,7 @@ fn two_first_charges_open_one_account() {
     for beside in [true, false] {
         every_order(move || {
             let take = |table: &Ledger| table.take(ALICE, 20);
-            let (table, one, other) =
-                Ledger::new(2, &[]).beside(beside).both(take, take);
+            let (table, one, other) = Ledger::new(2, &[]).beside(beside).both(take, take);
             let first = (Some(Own(20 + T)), Some(Own(20 + 2 * T)));
             assert!((one, other) == first || (other, one) == first, "{one:?}, {other:?}");
             assert_eq!((table.look(ALICE), table.active(20)), (Some(20 + 2 * T), 1));

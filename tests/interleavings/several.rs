@@ -45,11 +45,10 @@ fn a_denied_decision_charges_no_account_for_a_moment() {
 #[test]
 fn two_new_keys_of_one_decision_count_together() {
     every_order(|| {
-        let (ledger, one, other) = Ledger::new(3, &[(ALICE, LONG), (OTHER, LONG)])
-            .both(
-                |ledger| ledger.take_both([BOB, FAR], 20),
-                |ledger| ledger.take_both([FAR, BOB], 20),
-            );
+        let (ledger, one, other) = Ledger::new(3, &[(ALICE, LONG), (OTHER, LONG)]).both(
+            |ledger| ledger.take_both([BOB, FAR], 20),
+            |ledger| ledger.take_both([FAR, BOB], 20),
+        );
         assert!(one != other, "three units are too few for four charges");
         assert_eq!(ledger.look_shared(20), 20 + 2 * T);
     });

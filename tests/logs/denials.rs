@@ -28,8 +28,10 @@ async fn a_thousand_denials_log_no_line_above_debug_and_no_key() {
     // The extractor finds the address in three rows of 253 requests. The warning `one_client`, which names
     // the address, needs 1,000.
     let client = || ClientIp::behind(["10.0.0.0/8"]).expect("a network");
-    let rules =
-        (Rule::new("client", client(), QUOTA), Rule::new("key", HeaderKey::new("x-api-key"), QUOTA));
+    let rules = (
+        Rule::new("client", client(), QUOTA),
+        Rule::new("key", HeaderKey::new("x-api-key"), QUOTA),
+    );
     let strict = RateLimitLayer::rules(rules, LocalStore::new()).boxed();
     let sharing = client().unreadable(Unreadable::Share);
     let sharing = RateLimitLayer::new(sharing, QUOTA, LocalStore::new()).boxed();

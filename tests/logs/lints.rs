@@ -301,7 +301,7 @@ fn default_rule_shared(log: &Log) {
     assert_eq!(log.read(), NOTHING, "another store, and another name");
     let timed = store.clone().timeout(Duration::from_secs(1)).fail_open();
     drop(RateLimitLayer::new(PeerIp::new(), TEN, timed));
-    warns(log, "default_rule_shared", "and tests/logs/lints.rs");
+    warns(log, "default_rule_shared", "tests/logs/lints.rs:");
     drop(RateLimitLayer::new(HeaderKey::new("x-key"), TEN, store));
     assert_eq!(log.read(), NOTHING, "once");
 }
@@ -454,7 +454,8 @@ fn nothing_charged(log: &Log) {
         send(&layer, "/", 99);
         assert_eq!(log.read(), NOTHING, "too few requests so far");
         send(&layer, "/", 1);
-        let text = "none of the first 100 requests of a layer was charged: each is on an allow list,";
+        let text =
+            "none of the first 100 requests of a layer was charged: each is on an allow list,";
         warns(log, "nothing_charged", text);
         send(&layer, "/", 300);
         assert_eq!(log.read(), NOTHING, "once");

@@ -44,7 +44,9 @@ async fn a_span_has_its_declared_fields_and_a_denial_is_logged_at_debug() {
     let _turn = alone();
     let lines = logged(Level::DEBUG, declared).await;
     let [first, second, denial, third] = &lines[..] else { panic!("{lines:?}") };
-    for (line, result, left) in [(first, "allowed", 1), (second, "allowed", 0), (third, "limited", 0)] {
+    for (line, result, left) in
+        [(first, "allowed", 1), (second, "allowed", 0), (third, "limited", 0)]
+    {
         let fields = format!(
             "request{{ratelimit.result=\"{result}\" ratelimit.store=\"local\" \
              ratelimit.policy=\"user\" ratelimit.remaining={left}"

@@ -16,9 +16,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::FutureExt;
-use http::{
-    Method, Request, Response, StatusCode, Version, header::CONNECTION, request::Builder,
-};
+use http::{Method, Request, Response, StatusCode, Version, header::CONNECTION, request::Builder};
 use http_body_util::{
     BodyExt, Empty, Full, Limited,
     combinators::{BoxBody, UnsyncBoxBody},
@@ -54,7 +52,8 @@ const BOUND: usize = 64 * 1_024;
 const HTTP_1: [Version; 2] = [Version::HTTP_10, Version::HTTP_11];
 
 type Respond = fn(&Rejection<'_>, &RequestHead<'_>) -> Response<Full<Bytes>>;
-type Limit = RateLimitLayer<Arc<dyn Rules + Send + Sync>, Arc<DynStore<Infallible>>, RejectFn<Respond>>;
+type Limit =
+    RateLimitLayer<Arc<dyn Rules + Send + Sync>, Arc<DynStore<Infallible>>, RejectFn<Respond>>;
 
 /// A way to reject a request.
 struct Way {
@@ -91,7 +90,9 @@ fn spent_store() -> LocalStore {
     store
 }
 
-fn failing(mood: Mood) -> RateLimitLayer<Rule<Everyone>, impl Store<Error = Infallible> + Send + Sync> {
+fn failing(
+    mood: Mood,
+) -> RateLimitLayer<Rule<Everyone>, impl Store<Error = Infallible> + Send + Sync> {
     let store = Shaky::new(LocalStore::with_capacity(64));
     store.set_mood(mood);
     RateLimitLayer::rules(rule(HOURLY), store.fail_closed())
@@ -390,7 +391,8 @@ async fn the_head_of_a_request_says_if_its_body_may_be_read() {
         for version in versions {
             let (body, seen) = own([Step::Data(1)]);
             let request = Request::builder().method(&method).version(*version);
-            let add = |request: Builder, (name, value): &(&str, &str)| request.header(*name, *value);
+            let add =
+                |request: Builder, (name, value): &(&str, &str)| request.header(*name, *value);
             let request = headers.iter().fold(request, add).body(body).expect("a request");
             let case = format!("{method} {version:?} {headers:?}");
             assert_eq!(is_closed(&denied(request, &seen).await), closes, "{case}");
