@@ -33,7 +33,7 @@
 //! | 26 | an HTTP request that claims a gRPC content type | `tests/it/grpc/calls.rs`: `only_grpc_requests_get_a_grpc_rejection` |
 //! | 27 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
 //! | 28 | a made-up method per request | `keys::invented_methods_share_one_account` |
-//! | 29 | an identity that a deny list cannot read | `proxies::an_unreadable_address_does_not_pass_a_deny_list`; `tests/it/layer/access.rs` |
+//! | 29 | an identity that a deny list cannot read | `tests/it/layer/access.rs` |
 //! | 30 | white space around a header, which HTTP/2 servers leave there | `keys::white_space_around_a_header_does_not_make_a_new_key` |
 //! | 31 | a `Host` that reads like an element of `Forwarded` | `proxies::a_host_that_looks_like_an_element_is_not_read_as_one`; `tests/it/keys/client_walk.rs` |
 //! | 32 | making the proxy drop a header | `proxies::a_dropped_header_does_not_pass_an_allow_list` |

@@ -3,11 +3,7 @@
 use http::Request;
 use tower_sluice::{Cost, PeerIp, RateLimitLayer, Rule, StoreExt, testing::FakeClock};
 
-use super::{
-    THREE, from, statuses,
-    support::shaky::{Mood, Shaky},
-    v4,
-};
+use super::{THREE, from, statuses, support::shaky::Shaky, v4};
 
 const COST: &str = "x-cost";
 
@@ -34,16 +30,4 @@ async fn no_cost_and_no_hot_key_opens_the_breaker() {
         assert!(!breaker.is_open(), "{cost}");
     }
     assert_eq!(statuses(&layer, requests(1, "1")).await, [(200, 3), (429, 997)]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn logins_stay_limited_while_the_breaker_is_open() {
-    let (clock, shared) = (FakeClock::new(), Shaky::new(FakeClock::new().store(64)));
-    shared.set_mood(Mood::FailingSoon);
-    let breaker = || shared.clone().breaker();
-    let fallback =
-        RateLimitLayer::new(PeerIp::new(), THREE, breaker().fallback(clock.store(64), 1));
-    assert_eq!(statuses(&fallback, requests(0, "1")).await, [(200, 3), (429, 997)]);
-    let closed = RateLimitLayer::new(PeerIp::new(), THREE, breaker().fail_closed());
-    assert_eq!(statuses(&closed, requests(0, "1")).await, [(503, 1_000)]);
 }
