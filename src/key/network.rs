@@ -91,13 +91,11 @@ pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
 
 /// Converts an IPv4-mapped network to IPv4.
 fn to_canonical(network: IpNet) -> IpNet {
-    let mapped = match network {
-        IpNet::V6(v6) => v6
-            .addr()
-            .to_ipv4_mapped()
-            .zip(v6.prefix_len().checked_sub(96)),
-        IpNet::V4(_) => None,
+    let IpNet::V6(v6) = network else {
+        return network;
     };
+    let prefix = v6.prefix_len().checked_sub(96);
+    let mapped = v6.addr().to_ipv4_mapped().zip(prefix);
     mapped
         .and_then(|(v4, prefix)| Ipv4Net::new(v4, prefix).ok())
         .map_or(network, IpNet::V4)

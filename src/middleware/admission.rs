@@ -48,7 +48,7 @@ use crate::{
     observe::{Charged, DecisionEvent},
     quota::Quota,
     reject::{Reject, Rejection},
-    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, RuleName, Rules},
+    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules},
     store::{self, Answer, CannotFail, Charge, Op, Store, StoreExt, millis},
 };
 
@@ -124,6 +124,26 @@ impl Asked {
     }
 }
 
+/// The way of a request past the layer, for hooks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Passage {
+    /// It is rejected.
+    Rejected,
+    /// It runs without a wait in the layer.
+    AtOnce,
+    /// It runs after a wait in the layer.
+    AfterWait,
+}
+
+/// Returns the way of a request that runs now. It is `queued` if it may have waited.
+#[inline(always)]
+pub(super) fn passage_of<S: Store>(queued: Option<&QueuedRequest<S>>) -> Passage {
+    match queued {
+        Some(queued) if queued.has_waited => Passage::AfterWait,
+        _ => Passage::AtOnce,
+    }
+}
+
 impl<K, S, R> RateLimitLayer<K, S, R>
 where
     K: Rules,
@@ -146,8 +166,6 @@ where
 pub(super) struct Gate<'a, K, S, R, B> {
     pub(super) layer: &'a RateLimitLayer<K, S, R>,
     pub(super) head: &'a RequestHead<'a>,
-    /// `true` if the request has waited in the layer.
-    has_waited: bool,
     body: PhantomData<fn() -> B>,
 }
 
@@ -171,14 +189,8 @@ where
         Self {
             layer,
             head,
-            has_waited: false,
             body: PhantomData,
         }
-    }
-
-    /// Returns the gate of a request after its wait, if it has waited.
-    pub(super) fn after_wait(self, has_waited: bool) -> Self {
-        Self { has_waited, ..self }
     }
 
     /// Decides on a request, or starts a store call that completes later.
@@ -217,8 +229,8 @@ where
         asked: Asked,
         queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
-        if let Some(rule) = self.unheld_rule(all.charges) {
-            return self.deny_unheld(rule, all.charges);
+        if self.cannot_hold(all.charges) {
+            return self.deny_unheld(all.charges);
         }
         let store: &S = &self.layer.store;
         loop {
@@ -240,24 +252,25 @@ where
         }
     }
 
-    /// Returns a rule that needs slots, if they cannot be held for as long as the layer is set to. The log then
-    /// warns once per process.
+    /// Returns `true` if the charges need a slot that cannot be held for as long as the layer is set to.
+    /// The log then warns once per process.
     #[inline(always)]
-    fn unheld_rule(self, charges: &[Charge<'_>]) -> Option<RuleName> {
-        let settings = &self.layer.settings;
-        if !settings.may_hold {
-            return None;
-        }
-        rule_with_slots(charges).filter(|_| !settings.hold.can_hold::<B>())
+    fn cannot_hold(self, charges: &[Charge<'_>]) -> bool {
+        self.layer.settings.may_hold
+            && needs_slot(charges)
+            && !self.layer.settings.hold.can_hold::<B>()
     }
 
-    /// Denies a request whose slots cannot be held, without a call.
+    /// Denies a request whose slots cannot be held, without a call. The rule that needs them is the one that
+    /// denies.
     #[cold]
-    fn deny_unheld(self, rule: RuleName, charges: &[Charge<'_>]) -> Next<B, S> {
-        let mut denied = Decision::deny()
-            .with_source(Source::FailedClosed)
-            .with_outcome(Outcome::unknown(rule, 0, None));
-        self.deny_request(&mut denied, charges, PenaltySet::NONE)
+    fn deny_unheld(self, charges: &[Charge<'_>]) -> Next<B, S> {
+        let mut denied = Decision::deny().with_source(Source::FailedClosed);
+        if let Some(charge) = charges.iter().find(|charge| takes_slots(charge)) {
+            let outcome = Outcome::unknown(charge.rule, 0, None);
+            denied.outcomes.push(outcome);
+        }
+        self.deny_request(&mut denied, charges, PenaltySet::NONE, Passage::AtOnce)
     }
 
     /// Continues after the last attempt.
@@ -284,8 +297,8 @@ where
         if self.layer.settings.may_queue && charges.iter().any(Charge::queues) {
             return self.decide_queueing(charges.into(), None);
         }
-        if let Some(rule) = self.unheld_rule(charges) {
-            return self.deny_unheld(rule, charges);
+        if self.cannot_hold(charges) {
+            return self.deny_unheld(charges);
         }
         let store: &S = &self.layer.store;
         let asked = Asked::now(PenaltySet::ALL);
@@ -312,12 +325,11 @@ where
         let mut attempts = mem::take(pending.attempts);
         let asked = *pending.asked;
         let queued = pending.queued.take();
-        let gate = self.after_wait(queued.as_ref().is_some_and(|queued| queued.has_waited));
         Poll::Ready(pending.charges.with(|all| {
             if attempts.advance(all, decision) {
-                return gate.attempt(all, attempts, asked, queued);
+                return self.attempt(all, attempts, asked, queued);
             }
-            gate.conclude_attempts(decision, all, &attempts, asked, queued)
+            self.conclude_attempts(decision, all, &attempts, asked, queued)
         }))
     }
 
@@ -339,7 +351,7 @@ where
         if decision.wait > 0 {
             return self.wait_for_turn(decision, charges, queued);
         }
-        self.run_request(decision, charges, None)
+        self.run_request(decision, charges, None, passage_of(queued.as_deref()))
     }
 
     /// Denies a request, unless it may wait for a slot.
@@ -352,14 +364,15 @@ where
         queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
         self.layer.settings.mark_overload(decision, charges);
+        let passage = passage_of(queued.as_deref());
         let Some(queued) = queued else {
-            return self.deny_request(decision, charges, asked.striking);
+            return self.deny_request(decision, charges, asked.striking, passage);
         };
         if let Some(queued) = self.wait_for_slot(queued, decision, charges) {
             return Admission::Waiting(queued);
         }
         let striking = self.layer.settings.penalties_after_wait();
-        self.deny_request(decision, charges, striking)
+        self.deny_request(decision, charges, striking, passage)
     }
 
     /// Admits or rejects a request without a store call.
@@ -369,7 +382,7 @@ where
         match bypass {
             Bypass::Exempt(_) => self.layer.settings.record_exempt(),
             Bypass::Rejected(error) if self.layer.settings.report_only.is_on() => {
-                self.notify(Err(&error), true, &[]);
+                self.notify(Err(&error), Passage::AtOnce, &[]);
             }
             Bypass::Rejected(error) => return self.reject_unkeyed(&error),
         }
@@ -381,7 +394,7 @@ where
 
     /// Rejects a request without a usable key, or on a deny list.
     fn reject_unkeyed(self, error: &KeyError) -> Next<B, S> {
-        self.notify(Err(error), false, &[]);
+        self.notify(Err(error), Passage::Rejected, &[]);
         if error.is_no_peer() {
             log_no_peer::<B>(error);
         }
@@ -389,21 +402,22 @@ where
         Admission::Rejected(why.response(&*self.layer.reject, self.head, &[]))
     }
 
-    /// Rejects a denied request, which is a strike under the penalties of `striking`, unless there is a reason
-    /// to run it all the same.
+    /// Rejects a denied request, which is a strike under the penalties of `striking`. If there is a reason to
+    /// run it all the same, it runs, and `passage` is its way for hooks.
     pub(super) fn deny_request(
         self,
         decision: &mut Decision,
         charges: &[Charge<'_>],
         striking: PenaltySet,
+        passage: Passage,
     ) -> Next<B, S> {
         let settings = &self.layer.settings;
         if let Some(reason) = settings.override_denial(Some(decision)) {
-            return self.run_despite_denial(decision, charges, reason);
+            return self.run_despite_denial(decision, charges, reason, passage);
         }
         settings.charging.record_hit();
         if settings.is_observed() {
-            self.notify(Ok(decision), false, charges);
+            self.notify(Ok(decision), Passage::Rejected, charges);
         }
         for penalty in settings.penalties(striking) {
             penalty.count_denial(decision, charges);
@@ -416,6 +430,7 @@ where
         decision: &mut Decision,
         charges: &[Charge<'_>],
         reason: Override,
+        passage: Passage,
     ) -> Next<B, S> {
         let in_flight = match reason {
             Override::ReportOnly => None,
@@ -425,7 +440,7 @@ where
                 Some(in_flight)
             }
         };
-        self.run_request(decision, charges, in_flight)
+        self.run_request(decision, charges, in_flight, passage)
     }
 
     /// Rejects a denied request.
@@ -459,10 +474,11 @@ where
         decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
+        passage: Passage,
     ) -> Next<B, S> {
         let settings = &self.layer.settings;
         if settings.is_observed() {
-            self.notify(Ok(decision), true, charges);
+            self.notify(Ok(decision), passage, charges);
         }
         let lines = settings.template.lines(charges, decision);
         if settings.has_context || decision.slot.is_some() || settings.nesting.sample() {
@@ -493,7 +509,7 @@ where
     fn notify(
         self,
         decision: Result<&Decision, &KeyError>,
-        is_admitted: bool,
+        passage: Passage,
         charges: &[Charge<'_>],
     ) {
         let charged = &|rule| {
@@ -507,20 +523,23 @@ where
         self.layer.settings.notify(&DecisionEvent {
             head: self.head,
             decision,
-            is_admitted,
-            is_delayed: is_admitted && self.has_waited,
+            is_admitted: passage != Passage::Rejected,
+            is_delayed: passage == Passage::AfterWait,
             charged,
             secret: self.layer.settings.secret.as_ref(),
         });
     }
 }
 
-/// Returns the first rule whose charge takes slots, and may deny.
+/// Returns `true` if one of the charges takes slots, and may deny.
 #[inline(never)]
-fn rule_with_slots(charges: &[Charge<'_>]) -> Option<RuleName> {
-    let takes_slots =
-        |charge: &&Charge<'_>| charge.may_deny() && charge.quotas.iter().any(Quota::is_concurrent);
-    charges.iter().find(takes_slots).map(|charge| charge.rule)
+fn needs_slot(charges: &[Charge<'_>]) -> bool {
+    charges.iter().any(takes_slots)
+}
+
+#[inline(always)]
+fn takes_slots(charge: &Charge<'_>) -> bool {
+    charge.may_deny() && charge.quotas.iter().any(Quota::is_concurrent)
 }
 
 /// Logs that the server provides no peer address, at most every ten seconds.

@@ -89,7 +89,7 @@ where
     }
 
     #[inline]
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let replace_on_panic = ReplaceOnPanic(&mut self.inner);
         let admission = Gate::new(&self.layer, &RequestHead::from(&request)).admit();
         // No panic: the service keeps its readiness.
@@ -98,9 +98,14 @@ where
             Admission::Admitted(lines) => ResponseFuture {
                 state: State::running(&mut self.inner, request, lines),
             },
-            Admission::Extended(context) => ResponseFuture {
-                state: State::extended(&mut self.inner, request, context),
-            },
+            Admission::Extended(mut context) => {
+                context.begin_handler(request.extensions_mut());
+                let future = self.inner.call(request);
+                let context = Some(context);
+                ResponseFuture {
+                    state: State::Extended { future, context },
+                }
+            }
             Admission::Rejected(response) => {
                 // `poll_ready` may have reserved a permit, which an idle connection must not hold.
                 self.inner = self.inner.clone();
@@ -187,16 +192,6 @@ where
     fn running(inner: &mut I, request: Request<B>, lines: Option<Lines>) -> Self {
         let future = inner.call(request);
         Self::Running { future, lines }
-    }
-
-    /// Runs a request whose handler and response get this context.
-    #[inline(always)]
-    fn extended(inner: &mut I, mut request: Request<B>, mut context: Box<ResponseContext>) -> Self {
-        context.begin_handler(request.extensions_mut());
-        Self::Extended {
-            future: inner.call(request),
-            context: Some(context),
-        }
     }
 
     /// Returns the state of a rejected request.
@@ -329,8 +324,11 @@ where
             Admission::Admitted(lines) if self.is_ready => {
                 return State::running(&mut self.inner, self.request, lines);
             }
-            Admission::Extended(context) if self.is_ready => {
-                return State::extended(&mut self.inner, self.request, context);
+            Admission::Extended(mut context) if self.is_ready => {
+                context.begin_handler(self.request.extensions_mut());
+                let future = self.inner.call(self.request);
+                let context = Some(context);
+                return State::Extended { future, context };
             }
             Admission::Waiting(_) => {
                 // A waiting request must not hold a permit of a limit.
@@ -367,7 +365,7 @@ where
         // The caller sets the next step.
         let step = mem::replace(&mut self.step, Admission::Admitted(None));
         Poll::Ready(Ok(match step {
-            Admission::Waiting(queued) => gate.after_wait(true).end_wait(queued),
+            Admission::Waiting(queued) => gate.end_wait(queued),
             step => step,
         }))
     }

@@ -5,7 +5,7 @@ use std::{mem, time::Duration};
 use smallvec::SmallVec;
 
 use super::{
-    admission::{Admission, Asked, Gate, Next},
+    admission::{Admission, Asked, Gate, Next, Passage, passage_of},
     config::PenaltySet,
     queue::{LastDecision, QueuedRequest},
 };
@@ -58,7 +58,7 @@ where
         self.attempt(all, Attempts::default(), asked, queued)
     }
 
-    /// Continues a request at the gate [after its wait](Gate::after_wait).
+    /// Continues a request after its wait.
     pub(super) fn end_wait(self, mut queued: Box<QueuedRequest<S>>) -> Next<B, S> {
         if !queued.is_charged() && queued.may_ask() {
             return self.admit_again(queued);
@@ -73,14 +73,14 @@ where
         } = *last;
         charges.with(|charges| {
             if decision.is_allowed() {
-                return self.run_request(&mut decision, charges, None);
+                return self.run_request(&mut decision, charges, None, Passage::AfterWait);
             }
             // The layer may have been switched off during the wait.
             if let Err(bypass) = self.layer.settings.check_bypass(self.head) {
                 return self.bypass(bypass);
             }
             let striking = self.layer.settings.penalties_after_wait();
-            self.deny_request(&mut decision, charges, striking)
+            self.deny_request(&mut decision, charges, striking, Passage::AfterWait)
         })
     }
 
@@ -116,12 +116,13 @@ where
     ) -> Next<B, S> {
         let decision = mem::replace(decision, Decision::deny());
         let last = LastDecision::boxed(decision, charges);
+        let passage = passage_of(queued.as_deref());
         match self.queue_for_turn(charges, queued, last) {
             Ok(queued) => Admission::Waiting(queued),
             Err(last) => {
                 last.undo(&*self.layer.store);
                 let mut denied = last.decision.into_denied();
-                self.deny_request(&mut denied, charges, PenaltySet::NONE)
+                self.deny_request(&mut denied, charges, PenaltySet::NONE, passage)
             }
         }
     }

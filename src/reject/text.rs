@@ -47,25 +47,15 @@ pub(super) fn response<B: Default + 'static>(
     status: StatusCode,
 ) -> Response<B> {
     let is_json = accepts_json(head.headers);
-    let text = if is_json {
-        problem(why, status).into()
-    } else {
-        plain_text(why)
-    };
-    let length = text.len();
-    let Some(body) = body(text) else {
+    let is_head = head.method == Method::HEAD;
+    if is_json || is_head {
+        return special_response(why, status, is_json, is_head);
+    }
+    let Some(body) = body(plain_text(why)) else {
         return unfilled(status);
     };
     let mut response = Response::new(body);
     *response.status_mut() = status;
-    // The layer adds the fields of a plain text.
-    if is_json {
-        response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
-    }
-    if head.method == Method::HEAD {
-        *response.body_mut() = B::default();
-        response.headers_mut().insert(CONTENT_LENGTH, length.into());
-    }
     response
 }
 
@@ -80,6 +70,35 @@ fn unfilled<B: Default + 'static>(status: StatusCode) -> Response<B> {
     let mut response = Response::new(B::default());
     *response.status_mut() = status;
     response.extensions_mut().insert(Unfilled);
+    response
+}
+
+/// Returns a response with problem+json, or without a body.
+#[inline(never)]
+fn special_response<B: Default + 'static>(
+    why: &Rejection<'_>,
+    status: StatusCode,
+    is_json: bool,
+    is_head: bool,
+) -> Response<B> {
+    let text = if is_json {
+        problem(why, status).into()
+    } else {
+        plain_text(why)
+    };
+    let length = text.len();
+    let Some(body) = body(text) else {
+        return unfilled(status);
+    };
+    let mut response = Response::new(if is_head { B::default() } else { body });
+    *response.status_mut() = status;
+    // The layer adds the fields of a plain text.
+    if is_json {
+        response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
+    }
+    if is_head {
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
     response
 }
 
