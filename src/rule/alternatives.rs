@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{
     Rule, RuleInfo, Rules,
-    attempts::{Candidates, Choice},
+    choice::{Candidates, Choice},
     rules::{Bypass, Selected, Then, chain, infos, sealed::Sealed},
 };
 use crate::{

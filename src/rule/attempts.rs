@@ -1,90 +1,17 @@
 //! Attempts of a request: lists of charges, of which the first that fits is made.
 
-use std::{iter, ops::Range};
+use std::iter;
 
 use smallvec::SmallVec;
 
-use super::RuleName;
+use super::{
+    RuleName,
+    choice::{Candidates, Choice, OwnedCandidates},
+};
 use crate::{
     decision::{Decision, Outcome},
-    store::{Answer, Charge, OwnedCharges, Store, for_cost_of},
+    store::{Answer, Charge, Store, for_cost_of},
 };
-
-/// Charges of a request, and the choices between them, for `testing::take`.
-///
-/// All charges must fit, except for those that a [`Choice`] passes over.
-#[derive(Clone, Copy, Debug)]
-pub struct Candidates<'c, 'a> {
-    /// The charges, in the order of the rules.
-    pub charges: &'c [Charge<'a>],
-    /// The choices, in the order of their charges. They do not overlap.
-    pub choices: &'c [Choice],
-}
-
-/// Choice between lists of neighboring charges: the first list that fits is charged.
-///
-/// For example, [`Rule::or`](crate::Rule::or) chooses between lists of one charge.
-#[derive(Clone, Debug)]
-pub struct Choice {
-    start: usize,
-    /// The end of each list. The next list begins there.
-    ends: SmallVec<[usize; 3]>,
-}
-
-impl Choice {
-    /// Creates a choice between lists of these lengths. The first one begins at the charge with the
-    /// index `start`, and each further one where the list before it ends.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no list.
-    #[track_caller]
-    pub fn new(start: usize, lengths: impl IntoIterator<Item = usize>) -> Self {
-        let mut choice = Self {
-            start,
-            ends: SmallVec::new(),
-        };
-        for length in lengths {
-            choice.add(length);
-        }
-        assert!(
-            !choice.ends.is_empty(),
-            "a choice without a list; give it at least one length"
-        );
-        choice
-    }
-
-    /// Adds a list of this length.
-    pub(crate) fn add(&mut self, length: usize) {
-        self.ends.push(self.end().saturating_add(length));
-    }
-
-    fn end(&self) -> usize {
-        self.ends.last().copied().unwrap_or(self.start)
-    }
-
-    /// Returns the number of lists.
-    fn lists(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Returns the places of all charges of the choice.
-    fn span(&self) -> Range<usize> {
-        self.start..self.end()
-    }
-
-    fn bounds(&self, list: usize) -> Range<usize> {
-        let start = list
-            .checked_sub(1)
-            .map_or(self.start, |before| self.ends[before]);
-        start..self.ends[list]
-    }
-
-    /// Returns the charges of a list.
-    fn charges<'c, 'a>(&self, all: Candidates<'c, 'a>, list: usize) -> &'c [Charge<'a>] {
-        &all.charges[self.bounds(list)]
-    }
-}
 
 impl<'c, 'a> Candidates<'c, 'a> {
     /// Returns attempts that together have each charge.
@@ -97,48 +24,6 @@ impl<'c, 'a> Candidates<'c, 'a> {
                 ..Attempts::default()
             };
             attempts.charges(self, &mut SmallVec::new()).into()
-        })
-    }
-
-    /// Returns the charges of a list of the choice with this index.
-    fn list(self, choice: usize, list: usize) -> &'c [Charge<'a>] {
-        self.choices[choice].charges(self, list)
-    }
-}
-
-impl<'c, 'a> From<&'c [Charge<'a>]> for Candidates<'c, 'a> {
-    fn from(charges: &'c [Charge<'a>]) -> Self {
-        Self {
-            charges,
-            choices: &[],
-        }
-    }
-}
-
-/// Owned copy of the charges of a request.
-#[derive(Clone, Debug)]
-pub(crate) struct OwnedCandidates {
-    charges: OwnedCharges,
-    choices: SmallVec<[Choice; 1]>,
-}
-
-impl From<Candidates<'_, '_>> for OwnedCandidates {
-    fn from(all: Candidates<'_, '_>) -> Self {
-        Self {
-            charges: all.charges.into(),
-            choices: all.choices.into(),
-        }
-    }
-}
-
-impl OwnedCandidates {
-    /// Calls `read` with the charges.
-    pub(crate) fn with<T>(&self, read: impl FnOnce(Candidates<'_, '_>) -> T) -> T {
-        self.charges.with(|charges| {
-            read(Candidates {
-                charges,
-                choices: &self.choices,
-            })
         })
     }
 }
@@ -673,11 +558,5 @@ mod tests {
             rules.sort();
             assert_eq!(rules, ["other", "pool", "spent"]);
         }
-    }
-
-    #[test]
-    #[should_panic(expected = "a choice without a list")]
-    fn a_choice_has_a_list() {
-        drop(Choice::new(0, []));
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     RuleInfo, RuleName,
-    attempts::{Candidates, Choice},
+    choice::{Candidates, Choice},
     plan::LivePlan,
     quotas::{MAX_QUOTAS, Quotas},
 };

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::{
     Applies, Cost, Quotas, Rule, RuleInfo, RuleName, Rules,
-    attempts::{Candidates, Choice},
+    choice::{Candidates, Choice},
     rules::{Bypass, Selected, Then, append_charge, sealed::Sealed},
     sharers::{Clients, Sharers},
 };

@@ -4,7 +4,7 @@ use std::{slice, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{LivePlan, RuleName, attempts::Candidates, sharers::Sharers};
+use super::{LivePlan, RuleName, choice::Candidates, sharers::Sharers};
 use crate::{
     key::{KeyError, RequestHead},
     observe::OnDecision,
