@@ -1,11 +1,11 @@
-//! The path of a request through one rule, to its charge.
+//! The path of a request through one rule: `applies_to`, `key`, and then the charge.
 
 use http::StatusCode;
 
 use super::{
     Applies, Bypass, Candidates, OnMissingKey, Rule,
     plan::longest_wait,
-    rules::{self, Selected, Then, append_charge, sealed::Sealed},
+    rules::{self, Then, append_charge, sealed::Sealed},
 };
 use crate::{
     key::{Key, KeyError, KeyExtractor, RequestHead, share_unless_client},
@@ -24,37 +24,47 @@ impl<K: KeyExtractor> Rule<K> {
             .map_or(Applies::Charge, |applies| applies(head))
     }
 
-    /// Returns the key to charge, or `None` if the request has no key, or if the key is unusable and the
-    /// rule is report-only.
+    /// Calls `then` with the charge of a request to which the rule applies, unless it has no key.
+    #[inline(always)]
+    fn with_charge<T>(
+        &self,
+        head: &RequestHead<'_>,
+        applies: Applies,
+        then: impl FnOnce(&Charge<'_>) -> T,
+    ) -> Result<Option<T>, KeyError> {
+        let mut found = self.extractor.extract(head);
+        share_unless_client(&self.extractor, &mut found);
+        let key = self.key(&mut found, applies).map_err(Clone::clone)?;
+        Ok(key.map(|key| self.with_charge_of(key, head, then)))
+    }
+
+    /// Returns the key to charge, of the one that was found. Returns `None` if the request has no key, or if
+    /// the key is unusable and the rule is report-only.
     ///
-    /// Borrows the key, because moving it costs as much as hashing it. Stores the key in `made` if
-    /// it is not the one that was `found`.
+    /// Borrows the key, because moving it costs as much as hashing it.
     #[inline(always)]
     pub(super) fn key<'k>(
         &self,
-        found: &'k Result<Option<Key>, KeyError>,
-        made: &'k mut Option<Result<Option<Key>, KeyError>>,
+        found: &'k mut Result<Option<Key>, KeyError>,
         applies: Applies,
     ) -> Result<Option<&'k Key>, &'k KeyError> {
-        if let Ok(Some(key)) = found
-            && key.len() <= self.max_key_len
-            && !key.is_blank()
-        {
-            return Ok(Some(key));
+        let is_plain =
+            matches!(found, Ok(Some(key)) if !key.is_blank() && key.len() <= self.max_key_len);
+        if !is_plain {
+            *found = self.resolve_missing(found, applies);
+            if found.is_err() && self.report_only.is_on() {
+                return Ok(None);
+            }
         }
-        let resolved = made.insert(self.resolve_missing(found, applies));
-        if resolved.is_err() && self.report_only.is_on() {
-            return Ok(None);
-        }
-        resolved.as_ref().map(Option::as_ref)
+        found.as_ref().map(Option::as_ref)
     }
 
     /// Calls `then` with the charge of a request that has this key.
     #[inline(always)]
-    pub(super) fn with_charge<T>(
+    pub(super) fn with_charge_of<T>(
         &self,
-        head: &RequestHead<'_>,
         key: &Key,
+        head: &RequestHead<'_>,
         then: impl FnOnce(&Charge<'_>) -> T,
     ) -> T {
         let mut made = None;
@@ -79,13 +89,12 @@ impl<K: KeyExtractor> Rule<K> {
         let is_required = applies == Applies::Require;
         let error = match found {
             Ok(Some(key)) if key.len() > self.max_key_len => return Err(self.too_long(key)),
-            Ok(Some(key)) if key.is_blank() => KeyError::missing("key"),
-            Ok(None) if is_required => KeyError::missing("key"),
-            Err(error) if error.is_missing() => error.clone(),
+            Err(error) if !error.is_missing() => return Err(error.clone()),
+            Err(error) => error.clone(),
             // This rule does not charge a request without a key.
-            Ok(None) => return Ok(None),
-            // A key that may be used, or that cannot be read.
-            Ok(Some(_)) | Err(_) => return found.clone(),
+            Ok(None) if !is_required => return Ok(None),
+            // The key is blank.
+            Ok(_) => KeyError::missing("key"),
         };
         if self.if_no_key.is_some() && !is_required {
             return Ok(None);
@@ -107,10 +116,6 @@ impl<K: KeyExtractor> Rule<K> {
 }
 
 impl<K: KeyExtractor> Sealed for Rule<K> {
-    fn select<'a>(&'a self, _: &RequestHead<'_>, rules: &mut Selected<'a>) {
-        rules.push(self);
-    }
-
     #[inline]
     fn append_charges(
         &self,
@@ -123,16 +128,17 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
             then(before);
             return Ok(());
         }
-        let mut found = self.extractor.extract(head);
-        share_unless_client(&self.extractor, &mut found);
-        let mut made = None;
-        let key = self.key(&found, &mut made, applies).map_err(Clone::clone)?;
-        match (key, &self.if_no_key) {
-            (None, Some(rules)) => return rules.append_charges(head, before, then),
-            (Some(key), _) if !self.plan.is_unlimited() => {
-                self.with_charge(head, key, |charge| append_charge(charge, before, then));
+        let charged = self.with_charge(head, applies, |charge| {
+            if self.plan.is_unlimited() {
+                then(before);
+            } else {
+                append_charge(charge, before, then);
             }
-            _ => then(before),
+        });
+        match (charged?, &self.if_no_key) {
+            (None, Some(rules)) => return rules.append_charges(head, before, then),
+            (None, None) => then(before),
+            (Some(()), _) => {}
         }
         Ok(())
     }
@@ -152,14 +158,10 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
         if applies == Applies::Skip {
             return bypassed(Bypass::NO_RULE);
         }
-        // Found here, since a helper that returned it would copy the key.
-        let mut found = self.extractor.extract(head);
-        share_unless_client(&self.extractor, &mut found);
-        let mut made = None;
-        match self.key(&found, &mut made, applies) {
-            Ok(Some(key)) => self.with_charge(head, key, one),
+        match self.with_charge(head, applies, one) {
+            Ok(Some(result)) => result,
             Ok(None) => bypassed(Bypass::NO_RULE),
-            Err(error) => bypassed(error.clone().into()),
+            Err(error) => bypassed(error.into()),
         }
     }
 }

@@ -64,21 +64,18 @@ impl Choice {
         self.ends.len()
     }
 
-    /// Returns the places of all charges of the choice.
+    /// Returns the indices of all charges of the choice.
     pub(super) fn span(&self) -> Range<usize> {
         self.start..self.end()
     }
 
-    fn bounds(&self, list: usize) -> Range<usize> {
-        let start = list
-            .checked_sub(1)
-            .map_or(self.start, |before| self.ends[before]);
-        start..self.ends[list]
-    }
-
     /// Returns the charges of a list.
     pub(super) fn charges<'c, 'a>(&self, all: Candidates<'c, 'a>, list: usize) -> &'c [Charge<'a>] {
-        &all.charges[self.bounds(list)]
+        let start = match list {
+            0 => self.start,
+            _ => self.ends[list - 1],
+        };
+        &all.charges[start..self.ends[list]]
     }
 }
 

@@ -1,6 +1,15 @@
 //! Rules for requests.
 //!
-//! A rule has the quotas, the key and the cost of a request.
+//! A rule has the quotas, the key and the cost of a request. The path of a request:
+//!
+//! ```text
+//! head ─▶ append_charges ─▶ Candidates ─▶ Attempts ─▶ store
+//!         Rule: a charge
+//!         by_route: a charge of one of its rules
+//!         alternatives: a choice of one of its rules
+//!         fair: a choice of share and pool, or the pool
+//!         tuple, Vec: the charges of all rules
+//! ```
 
 mod adaptive;
 mod alternatives;
@@ -23,8 +32,6 @@ mod sharers;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-#[cfg(feature = "testing")]
-pub(crate) use self::attempts::Decided;
 #[cfg(feature = "axum")]
 pub use self::by_route::{ByRoute, by_route, try_by_route};
 #[cfg(all(feature = "axum", feature = "serde"))]
@@ -334,7 +341,6 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             can_be_client: self.extractor.can_be_client(),
             share_of: None,
             sharers: None,
-            sample: None,
             has_reserve: false,
         });
         if let Some(rules) = &self.if_no_key {
