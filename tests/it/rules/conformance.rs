@@ -118,7 +118,7 @@ fn planted(fault: Fault) -> Planted {
 }
 
 #[track_caller]
-fn assert_found(result: Result<(), String>, expected: &str) {
+fn assert_found(result: &Result<(), String>, expected: &str) {
     assert!(result.as_ref().is_err_and(|text| text.contains(expected)), "{result:?}");
 }
 
@@ -129,7 +129,7 @@ async fn each_fault_of_a_store_is_found() {
         if decision.would_deny() { Decision::deny() } else { decision }
     });
     let found = properties::report_only(&mut denies_reported).await;
-    assert_found(found, "costs of [1, 1, 2] are denied, ");
+    assert_found(&found, "costs of [1, 1, 2] are denied, ");
 
     let mut skips_the_last_account = planted(|faulty, op, context| match op {
         Op::Take([all @ .., last]) if !all.is_empty() => {
@@ -138,7 +138,7 @@ async fn each_fault_of_a_store_is_found() {
         _ => faulty.store.call(op, context).now(),
     });
     let found = properties::all_or_nothing(&mut skips_the_last_account).await;
-    assert_found(found, "costs of [5, 5] are allowed, left [0, 95, 100], expected");
+    assert_found(&found, "costs of [5, 5] are allowed, left [0, 95, 100], expected");
 
     let mut returns_too_much_late = planted(|faulty, op, context| match op {
         Op::Take([one]) if one.cost > 1 && faulty.undone.load(SeqCst) == 3 => {
@@ -147,17 +147,17 @@ async fn each_fault_of_a_store_is_found() {
         _ => faulty.store.call(op, context).now(),
     });
     let found = properties::undo(&mut returns_too_much_late).await;
-    assert_found(found, "costs of [100] are allowed, left [1], expected");
+    assert_found(&found, "costs of [100] are allowed, left [1], expected");
 
     let mut lets_nobody_wait =
         planted(|faulty, op, context| faulty.store.call(op, &context.with_waiter(None)).now());
     let found = properties::waiting(&mut lets_nobody_wait).await;
-    assert_found(found, "the first request was not woken within 10s");
+    assert_found(&found, "the first request was not woken within 10s");
 
     for (speed, expected) in [(2, "expected denied"), (0, "expected allowed")] {
         let plain: Fault = |faulty, op, context| faulty.store.call(op, context).now();
         let found = properties::patience(&mut Planted(FakeClock::new(), speed, plain), TICK).await;
-        assert_found(found.clone(), "costs of [1] are ");
-        assert_found(found, expected);
+        assert_found(&found, "costs of [1] are ");
+        assert_found(&found, expected);
     }
 }
