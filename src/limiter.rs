@@ -539,7 +539,9 @@ impl<S: Store> Limiter<S> {
             let mut wanted = if quotas.iter().any(Quota::is_concurrent) {
                 0
             } else {
-                max
+                // A denial of more than a quota ever has need not have the units left.
+                let most = quotas.iter().map(Quota::most_at_once).min();
+                most.map_or(max, |most| max.min(most))
             };
             while wanted > 0 {
                 let decision = self.try_take(key.clone(), quotas, wanted).await?;
@@ -801,11 +803,11 @@ impl<'a, S: Store> WaitingCharge<'a, S> {
             return Ok(wait);
         }
         let binding = denial.binding();
-        let is_unknown = binding.is_some_and(|outcome| outcome.retry_ns() != NEVER);
-        Err(if is_unknown {
-            NotReady::UnknownWait
-        } else {
+        let is_never = binding.is_some_and(|outcome| outcome.retry_ns() == NEVER);
+        Err(if is_never {
             NotReady::Never
+        } else {
+            NotReady::UnknownWait
         })
     }
 

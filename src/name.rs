@@ -8,8 +8,6 @@ use std::{
     sync::{LazyLock, Mutex, PoisonError},
 };
 
-use parking_lot::RwLock;
-
 /// Name of a rule: 1 to 64 printable ASCII characters, by convention `[a-z0-9_-]`.
 ///
 /// A rule with a new name starts with new accounts. Names appear in header fields, so a name must
@@ -36,8 +34,6 @@ struct Interned {
 }
 
 static NAMES: LazyLock<Mutex<HashMap<&'static str, RuleName>>> = LazyLock::new(Mutex::default);
-/// The pool of each name of a share.
-static POOLS: LazyLock<RwLock<HashMap<RuleName, RuleName>>> = LazyLock::new(RwLock::default);
 static DEFAULT: LazyLock<RuleName> = LazyLock::new(|| RuleName::intern("default"));
 
 impl RuleName {
@@ -86,17 +82,12 @@ impl RuleName {
 
     /// Returns the name of the shares of this pool, as a rule of its own.
     pub(crate) fn share_name(self) -> Result<Self, NameError> {
-        let share = Self::new(&format!("{self}.share"))?;
-        POOLS.write().insert(share, self);
-        Ok(share)
+        Self::new(&format!("{self}{OF_SHARES}"))
     }
 
-    /// Returns the rule that users know: the pool of a share, or else this rule.
-    pub(crate) fn pool(self) -> Self {
-        if !self.0.name.contains('.') {
-            return self;
-        }
-        POOLS.read().get(&self).copied().unwrap_or(self)
+    /// Returns the name of the pool whose shares have this name, if it is one of shares.
+    pub(crate) fn pool_name(self) -> Option<&'static str> {
+        self.0.name.strip_suffix(OF_SHARES)
     }
 
     /// Returns a hash of the name that is equal in all processes.
@@ -119,6 +110,8 @@ impl RuleName {
     }
 }
 
+/// The end of the name of the shares of a pool.
+const OF_SHARES: &str = ".share";
 /// The maximum length of a name, in characters.
 const LONGEST: usize = 64;
 

@@ -10,8 +10,8 @@ mod store;
 use std::{convert::Infallible, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use axum::{Json, Router, routing::any};
-use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind};
-use serde::Serialize;
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use serde_json::{Value, json};
 use tokio::{net::TcpListener, signal::ctrl_c};
 use tower_sluice::{
     ClientIp, Decision, Headers, RateLimitLayer, decision::Outcome, store::DynStore,
@@ -51,29 +51,20 @@ are one more route together."#;
 #[command(name = "gateway", after_help = EXAMPLES)]
 struct Flags {
     /// Address to listen on
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:3000", value_parser = address)]
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:3000")]
     addr: SocketAddr,
     /// A limit, as below; may be repeated
     #[arg(long, value_name = "RULE", default_value = r#"name=ip key=peer quota="5/s burst 10""#)]
     rule: Vec<RuleFlag>,
     /// A trusted proxy, whose x-forwarded-for is used for key=client; may be repeated
-    #[arg(long, value_name = "CIDR", value_parser = proxy)]
+    #[arg(long, value_name = "CIDR")]
     trusted_proxy: Vec<String>,
-    /// Header fields that report the limit to clients
-    #[arg(long, value_name = "FAMILY", default_value = "ratelimit")]
-    headers: Family,
+    /// Header fields that report the limit to clients: ratelimit, draft07, draft06, x-ratelimit,
+    /// x-ratelimit-delta, by-unit or none
+    #[arg(long, value_name = "FAMILY", default_value = "ratelimit", value_parser = family)]
+    headers: Headers,
     #[command(flatten)]
     store: StoreFlags,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Family {
-    Ratelimit,
-    Draft07,
-    Draft06,
-    XRatelimit,
-    XRatelimitDelta,
-    None,
 }
 
 #[tokio::main]
@@ -85,7 +76,7 @@ async fn main() -> ExitCode {
         Flags::command().error(ErrorKind::ValueValidation, text).exit();
     };
     let store = flags.store.open().await.unwrap_or_else(|error| wrong(error));
-    let app = router(flags, store).unwrap_or_else(|error| wrong(error));
+    let app = router(&flags, store).unwrap_or_else(|error| wrong(error));
     let Err(error) = serve(address, app).await else { return ExitCode::SUCCESS };
     eprintln!("error: cannot serve on {address}: {error}; give a free address with --addr");
     ExitCode::FAILURE
@@ -100,14 +91,14 @@ async fn serve(address: SocketAddr, app: Router) -> io::Result<()> {
 }
 
 /// Real routes, so that `key=route` has an effect, all under the rules of the flags.
-fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, String> {
+fn router(flags: &Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, String> {
     let client = match &flags.trusted_proxy[..] {
         [] => None,
         proxies => Some(ClientIp::behind(proxies).map_err(|error| error.to_string())?),
     };
-    let rules = flags.rule.into_iter().map(|flag| flag.rule(client.as_ref()));
+    let rules = flags.rule.iter().map(|flag| flag.rule(client.as_ref()));
     let layer = RateLimitLayer::try_rules(rules.collect::<Result<Vec<_>, _>>()?, store);
-    let layer = layer.map_err(|error| error.to_string())?.headers(Headers::from(flags.headers));
+    let layer = layer.map_err(|error| error.to_string())?.headers(flags.headers);
     Ok(Router::new()
         .route("/", any(show))
         .route("/users/{id}", any(show))
@@ -116,78 +107,33 @@ fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, Stri
         .layer(layer.expose_decision()))
 }
 
-async fn show(decision: Decision) -> Json<Shown> {
-    Json(Shown::from(&decision))
-}
-
-#[derive(Serialize)]
-struct Shown {
-    allowed: bool,
-    overage: bool,
-    would_deny: bool,
-    waited_ms: u64,
-    source: &'static str,
-    outcomes: Vec<ShownOutcome>,
+async fn show(decision: Decision) -> Json<Value> {
+    Json(json!({
+        "allowed": decision.is_allowed(),
+        "overage": decision.is_overage(),
+        "would_deny": decision.would_deny(),
+        "waited_ms": millis(decision.wait()),
+        "source": decision.source().as_str(),
+        "outcomes": decision.outcomes().iter().map(shown).collect::<Vec<_>>(),
+    }))
 }
 
 /// Times are in milliseconds, rounded up. `retry_after_ms` is null if waiting does not help.
-#[derive(Serialize)]
-struct ShownOutcome {
-    rule: &'static str,
-    limit: u32,
-    remaining: u32,
-    reset_after_ms: u64,
-    next_after_ms: u64,
-    retry_after_ms: Option<u64>,
-}
-
-impl From<&Decision> for Shown {
-    fn from(decision: &Decision) -> Self {
-        Self {
-            allowed: decision.is_allowed(),
-            overage: decision.is_overage(),
-            would_deny: decision.would_deny(),
-            waited_ms: millis(decision.wait()),
-            source: decision.source().as_str(),
-            outcomes: decision.outcomes().iter().map(ShownOutcome::from).collect(),
-        }
-    }
-}
-
-impl From<&Outcome> for ShownOutcome {
-    fn from(outcome: &Outcome) -> Self {
-        Self {
-            rule: outcome.rule().as_str(),
-            limit: outcome.limit(),
-            remaining: outcome.remaining(),
-            reset_after_ms: millis(outcome.reset_after()),
-            next_after_ms: millis(outcome.next_after()),
-            retry_after_ms: outcome.retry_after().map(millis),
-        }
-    }
+fn shown(outcome: &Outcome) -> Value {
+    json!({
+        "rule": outcome.rule().as_str(),
+        "limit": outcome.limit(),
+        "remaining": outcome.remaining(),
+        "reset_after_ms": millis(outcome.reset_after()),
+        "next_after_ms": millis(outcome.next_after()),
+        "retry_after_ms": outcome.retry_after().map(millis),
+    })
 }
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-impl From<Family> for Headers {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::Ratelimit => Self::RateLimit,
-            Family::Draft07 => Self::Draft07,
-            Family::Draft06 => Self::Draft06,
-            Family::XRatelimit => Self::XRateLimit,
-            Family::XRatelimitDelta => Self::XRateLimitDelta,
-            Family::None => Self::None,
-        }
-    }
-}
-
-fn proxy(text: &str) -> Result<String, String> {
-    ClientIp::behind([text]).map_err(|error| error.to_string()).map(|_| text.to_owned())
-}
-
-fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|error| format!("{error}; give ip:port, as 127.0.0.1:3000"))
+fn family(word: &str) -> Result<Headers, String> {
+    serde_json::from_value(word.into()).map_err(|error| error.to_string())
 }

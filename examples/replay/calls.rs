@@ -1,7 +1,7 @@
 //! Converts lines to calls: the head of the request, as far as a log has it and rules read it.
 
 use crate::{
-    entry::{Entry, Fault, Instants, Reason, unescaped},
+    entry::{Entry, Fault, Instants, Reason},
     rule::{KeyFlag, RuleFlag},
     simulate::Call,
 };
@@ -37,14 +37,14 @@ impl Calls {
                         "rule {}: key is header:{name}, which a log does not have; give \
                          header:user-agent, header:referer or header:x-remote-user (the user of \
                          the log)",
-                        rule.name
+                        rule.settings.name
                     ));
                 }
                 KeyFlag::Route => {
                     return Err(format!(
                         "rule {}: key is route, and a log does not have the templates of routes; \
                          give peer, client, header:NAME or everyone",
-                        rule.name
+                        rule.settings.name
                     ));
                 }
             }
@@ -65,7 +65,7 @@ impl Calls {
                 _ => entry.agent,
             };
             if let Some(text) = text {
-                let value = HeaderValue::from_bytes(&unescaped(text));
+                let value = HeaderValue::from_bytes(text);
                 parts.headers.insert(name, value.map_err(|_| (Reason::Header, text))?);
             }
         }

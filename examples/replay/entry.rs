@@ -18,7 +18,7 @@ const TIME: &[BorrowedFormatItem<'_>] = format_description!(
      [offset_hour sign:mandatory][offset_minute]"
 );
 
-/// The content of a line; text is still escaped.
+/// The content of a line, as the server has escaped it.
 pub(crate) struct Entry<'a> {
     pub(crate) at: Duration,
     pub(crate) peer: SocketAddr,
@@ -178,35 +178,6 @@ fn answered(text: &[u8]) -> Option<&[u8]> {
     let (bytes, rest) = rest.split_at(end);
     let digits = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     (digits(status) && (bytes == b"-" || digits(bytes))).then_some(rest)
-}
-
-/// Returns the bytes that were sent. Servers escape unreadable bytes, such as `"` as `\"` or
-/// `\x22`.
-pub(crate) fn unescaped(text: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((byte, behind)) = rest.split_first() {
-        rest = behind;
-        if *byte != b'\\' {
-            bytes.push(*byte);
-            continue;
-        }
-        let Some((kind, behind)) = rest.split_first() else { break };
-        let code = behind.get(..2).and_then(|code| str::from_utf8(code).ok());
-        let code = code.and_then(|code| u8::from_str_radix(code, 16).ok());
-        rest = behind;
-        bytes.push(match (kind, code) {
-            (b'x', Some(code)) => {
-                rest = &behind[2..];
-                code
-            }
-            (b'n', _) => b'\n',
-            (b'r', _) => b'\r',
-            (b't', _) => b'\t',
-            (other, _) => *other,
-        });
-    }
-    bytes
 }
 
 /// Returns the bytes in printable form, with an escape for all but plain text.

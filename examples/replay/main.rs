@@ -148,7 +148,7 @@ type Rules = Vec<tower_sluice::Rule<AnyKey>>;
 
 /// Builds the rules, which must be valid in a layer.
 fn checked(rules: &[RuleFlag], client: Option<&ClientIp>) -> Result<Rules, String> {
-    let build = || rules.iter().map(|flag| flag.clone().rule(client)).collect::<Result<Rules, _>>();
+    let build = || rules.iter().map(|flag| flag.rule(client)).collect::<Result<Rules, _>>();
     let layer = RateLimitLayer::try_rules(build()?, LocalStore::with_capacity(1));
     drop(layer.map_err(|error| error.to_string())?);
     build()

@@ -12,9 +12,9 @@ use std::{collections::BTreeMap, time::Duration};
 use axum::http::request::Parts;
 use futures::FutureExt;
 use tower_sluice::{
-    Decision, LocalStore, RequestHead, StoreExt,
+    Decision, LocalStore, RequestHead,
     key::KeyError,
-    rule::{Bypass, Candidates, RuleName, Rules},
+    rule::{Bypass, Candidates, Rules},
     store::Charge,
     testing::{self, FakeClock},
 };
@@ -68,7 +68,7 @@ impl<R: Rules> Simulator<R> {
         self.waiting = self.waiting.split_off(&(now + Duration::from_nanos(1)));
 
         let Self { rules, store, measure, waiting, .. } = self;
-        let (mut decision, mut waits_for) = (None, Vec::new());
+        let mut decision = None;
         let none = Candidates { charges: &[], choices: &[] };
         let charged = rules.append_charges(&call.head(), none, &mut |all| {
             if all.charges.is_empty() {
@@ -77,7 +77,6 @@ impl<R: Rules> Simulator<R> {
             measure.note(all.charges, now);
             let queues = all.charges.iter().any(|charge| !charge.max_wait.is_zero());
             let may_wait = queues && waiting.values().sum::<usize>() < MAX_WAITING;
-            let mut short = if may_wait { short(store, all.charges) } else { Vec::new() };
             let wait = |charge: &Charge<'_>| {
                 if may_wait { charge.max_wait } else { Duration::ZERO }
             };
@@ -85,8 +84,6 @@ impl<R: Rules> Simulator<R> {
             let taking = testing::take(store, Candidates { charges: &charges, ..all });
             let Some(Ok(taken)) = taking.now_or_never() else { return };
             if !taken.decision.wait().is_zero() {
-                short.retain(|rule| taken.charges.iter().any(|charge| charge.rule == *rule));
-                waits_for = short;
                 *waiting.entry(now + taken.decision.wait()).or_default() += 1;
             }
             decision = Some(taken.decision);
@@ -95,7 +92,7 @@ impl<R: Rules> Simulator<R> {
             Err(Bypass::Rejected(error)) => Err(error),
             _ => Ok(decision),
         };
-        Verdict { at: now, is_late: at < before, waits_for, decided }
+        Verdict { at: now, is_late: at < before, decided }
     }
 
     /// Returns, for each quota, the smallest limit with which no request so far is limited. The
@@ -110,24 +107,6 @@ impl<R: Rules> Simulator<R> {
     }
 }
 
-/// Returns the rules that make a request wait.
-fn short(store: &LocalStore, charges: &[Charge<'_>]) -> Vec<RuleName> {
-    if let [alone] = charges {
-        return vec![alone.rule];
-    }
-    let looks: Vec<_> = charges.iter().map(|charge| charge.with_cost(0)).collect();
-    let seen = store.peek(&looks).now();
-    let is_short = |charge: &&Charge<'_>| {
-        let need = match charge.cost {
-            0 => 0,
-            cost => u64::from(cost) + u64::from(charge.headroom),
-        };
-        let mut its = seen.outcomes().iter().filter(|outcome| outcome.rule() == charge.rule);
-        !charge.report_only && its.any(|outcome| u64::from(outcome.remaining()) < need)
-    };
-    charges.iter().filter(is_short).map(|charge| charge.rule).collect()
-}
-
 /// Decision on one [`Call`].
 pub(crate) struct Verdict {
     /// The time of the decision: that of the call, unless the call is late.
@@ -135,8 +114,6 @@ pub(crate) struct Verdict {
     /// `true` if an earlier call has a later time. The clock never goes back, so the call is decided
     /// at the latest time so far.
     pub(crate) is_late: bool,
-    /// The rules whose quotas make the request wait.
-    pub(crate) waits_for: Vec<RuleName>,
     /// The decision, or `None` if no rule charges the call. An error if the call has no usable key.
     decided: Result<Option<Decision>, KeyError>,
 }

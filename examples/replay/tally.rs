@@ -67,33 +67,17 @@ struct ByRule {
     extractor: AnyKey,
     asked: u64,
     /// Requests that the rule denied, or would have denied if it were not report-only.
-    denied: Limited,
-    /// Requests that waited for the rule.
-    delayed: Limited,
-}
-
-/// Requests that a rule limited in one way.
-#[derive(Default)]
-struct Limited {
-    count: u64,
+    denied: u64,
     span: Option<Span>,
     top: Top,
-}
-
-impl Limited {
-    fn add(&mut self, key: Option<Key>, at: Duration) {
-        self.count += 1;
-        self.span = Some(Span::with(self.span, at));
-        self.top.add(key);
-    }
 }
 
 impl Tally {
     pub(crate) fn of(rules: &[RuleFlag], client: Option<&ClientIp>) -> Result<Self, String> {
         let by_rule = |flag: &RuleFlag| {
             let extractor = flag.key.extractor(client)?;
-            let (denied, delayed) = Default::default();
-            Ok(ByRule { flag: flag.clone(), extractor, asked: 0, denied, delayed })
+            let (span, top) = Default::default();
+            Ok(ByRule { flag: flag.clone(), extractor, asked: 0, denied: 0, span, top })
         };
         let rules = rules.iter().map(by_rule).collect::<Result<_, String>>()?;
         Ok(Self { rules, ..Self::default() })
@@ -136,17 +120,15 @@ impl Tally {
     fn by_rule(&mut self, call: &Call, verdict: &Verdict) {
         let outcomes = verdict.decision().map_or(&[][..], |decision| decision.outcomes());
         for rule in &mut self.rules {
-            let mut its = outcomes.iter().filter(|outcome| outcome.rule() == rule.flag.name);
+            let mut its =
+                outcomes.iter().filter(|outcome| outcome.rule() == rule.flag.settings.name);
             rule.asked += u64::from(its.clone().next().is_some());
-            let limited = if its.any(|outcome| outcome.is_denied()) {
-                &mut rule.denied
-            } else if verdict.waits_for.contains(&rule.flag.name) {
-                &mut rule.delayed
-            } else {
-                continue;
-            };
-            // None for a request without a key of its own.
-            limited.add(rule.extractor.extract(&call.head()).ok().flatten(), verdict.at);
+            if its.any(|outcome| outcome.is_denied()) {
+                rule.denied += 1;
+                rule.span = Some(Span::with(rule.span, verdict.at));
+                // None for a request without a key of its own.
+                rule.top.add(rule.extractor.extract(&call.head()).ok().flatten());
+            }
         }
     }
 
@@ -201,25 +183,22 @@ impl Tally {
 
 impl ByRule {
     fn print(&self, top: usize, out: &mut impl Write) -> io::Result<()> {
-        let Self { flag: RuleFlag { name, key, report_only, .. }, asked, .. } = self;
-        if self.denied.count + self.delayed.count == 0 {
-            return writeln!(out, "\nrule {name}: {asked} requests, no request denied or delayed");
+        let Self { flag: RuleFlag { key, settings }, asked, denied, span, top: counted, .. } = self;
+        let name = settings.name;
+        let Some(span) = span else {
+            return writeln!(out, "\nrule {name}: {asked} requests, no request denied");
+        };
+        let would = if settings.report_only { "would deny" } else { "denies" };
+        let about = if counted.short > 0 { "at least " } else { "" };
+        writeln!(out, "\nrule {name}: {would} {denied} of {asked}, {}", span.text())?;
+        writeln!(out, "  {about}{} keys, most often", counted.len())?;
+        for (known, count) in counted.most(top) {
+            let known = known.as_ref().map_or("(none)".into(), |known| shown_key(known, key));
+            writeln!(out, "  {about}{count:>8} {known}")?;
         }
-        let would = if *report_only { "would deny" } else { "denies" };
-        for (does, limited) in [(would, &self.denied), ("delays", &self.delayed)] {
-            let Some(span) = limited.span else { continue };
-            let Limited { count, top: counted, .. } = limited;
-            let about = if counted.short > 0 { "at least " } else { "" };
-            writeln!(out, "\nrule {name}: {does} {count} of {asked}, {}", span.text())?;
-            writeln!(out, "  {about}{} keys, most often", counted.len())?;
-            for (known, count) in counted.most(top) {
-                let known = known.as_ref().map_or("(none)".into(), |known| shown_key(known, key));
-                writeln!(out, "  {about}{count:>8} {known}")?;
-            }
-            if counted.short > 0 {
-                let n = counted.short;
-                writeln!(out, "  a count may be too low by {n}: more keys than are counted")?;
-            }
+        if counted.short > 0 {
+            let n = counted.short;
+            writeln!(out, "  a count may be too low by {n}: more keys than are counted")?;
         }
         Ok(())
     }

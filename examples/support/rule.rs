@@ -1,21 +1,15 @@
 //! A rule as a flag: `name=ip key=peer quota="5/s burst 10" cost=2 missing=skip`.
 
-#[path = "algorithm.rs"]
-mod algorithm;
-
-use std::{str::FromStr, time::Duration};
+use std::{collections::BTreeMap, str::FromStr};
 
 use axum::http::HeaderName;
+use serde_json::{Map, Value, json};
 use tower_sluice::{
-    ClientIp, KeyExtractor, PeerIp, Quota, Rule,
+    Algorithm, ClientIp, KeyExtractor, PeerIp, Quota, Rule,
     key::{Everyone, HeaderKey, RouteKey},
-    rule::{OnMissingKey, RuleName},
+    rule::RuleSettings,
 };
 
-use self::algorithm::counted_by;
-
-const FIELDS: &str = "give name, key, quota, algorithm, soft, cost, headroom, max_wait, missing or \
-                      report_only";
 const QUOTA: &str = "quota=\"5/s burst 10\"";
 const KEYS: &str = "give peer, client, header:NAME, everyone or route";
 const NO_PROXY: &str = "key=client needs a proxy to believe; add one, as --trusted-proxy 10.0.0.0/8, \
@@ -26,14 +20,8 @@ pub(crate) type AnyKey = Box<dyn KeyExtractor + Send + Sync>;
 /// A validated rule, not yet built, because clap clones parsed values.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleFlag {
-    pub(crate) name: RuleName,
     pub(crate) key: KeyFlag,
-    pub(crate) quotas: Vec<Quota>,
-    cost: u32,
-    headroom: u32,
-    max_wait: Duration,
-    missing: OnMissingKey,
-    pub(crate) report_only: bool,
+    pub(crate) settings: RuleSettings,
 }
 
 #[derive(Clone, Debug)]
@@ -47,13 +35,8 @@ pub(crate) enum KeyFlag {
 
 impl RuleFlag {
     /// Builds the rule. `client` finds the client behind the trusted proxies, if there are any.
-    pub(crate) fn rule(self, client: Option<&ClientIp>) -> Result<Rule<AnyKey>, String> {
-        let rule = Rule::new(self.name.as_str(), self.key.extractor(client)?, self.quotas)
-            .cost(self.cost)
-            .headroom(self.headroom)
-            .max_wait(self.max_wait)
-            .on_missing_key(self.missing);
-        Ok(if self.report_only { rule.report_only(true) } else { rule })
+    pub(crate) fn rule(&self, client: Option<&ClientIp>) -> Result<Rule<AnyKey>, String> {
+        Ok(self.settings.rule(self.key.extractor(client)?))
     }
 }
 
@@ -69,61 +52,60 @@ impl KeyFlag {
     }
 }
 
-/// Errors name the field, its value and the fix.
+/// Reads `key`, `quota`, `algorithm` and `soft`, and the fields of [`RuleSettings`].
 impl FromStr for RuleFlag {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let words = shlex::split(text).ok_or("a quote is not closed; close it")?;
-        let (mut name, mut key, mut missing, mut algorithm) = (None, None, None, None);
-        let (mut cost, mut headroom, mut max_wait, mut soft) = (None, None, None, None);
-        let (mut quotas, mut report_only) = (Vec::<Quota>::new(), false);
-        for word in &words {
-            if word == "report_only" {
-                report_only = true;
-                continue;
-            }
-            let (field, value) = word.split_once('=').ok_or_else(|| {
-                format!("{word:?} is not field=value; quote a value with spaces, as {QUOTA}")
-            })?;
-            match field {
-                "name" => once(field, &mut name, checked(value)?)?,
-                "key" => once(field, &mut key, checked(value)?)?,
-                "quota" => {
-                    for quota in value.split(',') {
-                        quotas.push(checked(quota)?);
-                    }
-                }
-                "algorithm" => once(field, &mut algorithm, counted_by(value)?)?,
-                "soft" => once(field, &mut soft, units(field, value)?)?,
-                "cost" => once(field, &mut cost, units(field, value)?)?,
-                "headroom" => once(field, &mut headroom, units(field, value)?)?,
-                "max_wait" => once(field, &mut max_wait, time(value)?)?,
-                "missing" => once(field, &mut missing, policy(value)?)?,
-                _ => return Err(format!("unknown field {field:?} (set to {value:?}); {FIELDS}")),
+        let mut fields = BTreeMap::new();
+        for word in shlex::split(text).ok_or("a quote is not closed; close it")? {
+            let (field, value) = word.split_once('=').unwrap_or((&word, "true"));
+            if fields.insert(field.to_owned(), value.to_owned()).is_some() {
+                return Err(format!("{field} is given twice; drop one"));
             }
         }
-        let name = name.ok_or("name is missing; add one, as name=ip")?;
-        let key = key.ok_or_else(|| format!("key is missing; {KEYS}, as key=peer"))?;
-        if quotas.is_empty() {
-            return Err(format!("quota is missing; add one, as {QUOTA}"));
-        }
-        for quota in &mut quotas {
-            let counted = quota.try_with_algorithm(algorithm.unwrap_or_default());
-            let softened = counted.and_then(|quota| quota.try_with_soft(soft.unwrap_or(0)));
-            *quota = softened.map_err(|error| error.to_string())?;
-        }
-        Ok(Self {
-            name,
-            key,
-            quotas,
-            cost: cost.unwrap_or(1),
-            headroom: headroom.unwrap_or(0),
-            max_wait: max_wait.unwrap_or_default(),
-            missing: missing.unwrap_or_default(),
-            report_only,
-        })
+        let mut take = |field| fields.remove(field);
+        let key = take("key").ok_or_else(|| format!("key is missing; {KEYS}, as key=peer"))?;
+        let key = key.parse()?;
+        let quotas =
+            take("quota").ok_or_else(|| format!("quota is missing; add one, as {QUOTA}"))?;
+        let algorithm = algorithm(&take("algorithm").unwrap_or_else(|| "gcra".to_owned()))?;
+        let soft = take("soft").map_or(Ok(0), |units| units.parse());
+        let soft = soft.map_err(|error| format!("soft: {error}"))?;
+        let quota = |text: &str| {
+            let quota = text.parse::<Quota>()?.try_with_algorithm(algorithm)?;
+            quota.try_with_soft(soft)
+        };
+        let quotas: Result<Vec<_>, _> = quotas.split(',').map(quota).collect();
+        let mut settings = Map::new();
+        settings.insert("quotas".to_owned(), json!(quotas.map_err(|error| error.to_string())?));
+        settings.extend(fields.into_iter().map(typed));
+        let settings =
+            serde_json::from_value(settings.into()).map_err(|error| error.to_string())?;
+        Ok(Self { key, settings })
     }
+}
+
+/// Returns a field with its value as a number, a truth value or a text.
+fn typed((field, value): (String, String)) -> (String, Value) {
+    let typed = match (&*field, value.parse::<u32>()) {
+        ("report_only", _) => json!(value == "true"),
+        ("name", _) | (_, Err(_)) => json!(value),
+        (_, Ok(number)) => json!(number),
+    };
+    (field, typed)
+}
+
+/// Reads a word of [`Algorithm`], `paced_window` or `sliding_window:10`.
+fn algorithm(word: &str) -> Result<Algorithm, String> {
+    let value = match word.split_once(':') {
+        Some(("sliding_window", buckets)) => {
+            json!({ "sliding_window": { "buckets": buckets.parse::<u32>().ok() } })
+        }
+        None if word == "paced_window" => json!({ "fixed_window": { "paced": true } }),
+        _ => json!(word),
+    };
+    serde_json::from_value(value).map_err(|error| format!("algorithm is {word:?}: {error}"))
 }
 
 impl FromStr for KeyFlag {
@@ -140,36 +122,5 @@ impl FromStr for KeyFlag {
             }),
             _ => Err(format!("key is {value:?}; {KEYS}")),
         }
-    }
-}
-
-fn units(field: &str, value: &str) -> Result<u32, String> {
-    let wrong = |_| format!("{field} is {value:?}; give a whole number from 0 to {}", u32::MAX);
-    value.parse().map_err(wrong)
-}
-
-fn time(value: &str) -> Result<Duration, String> {
-    let wrong = || format!("max_wait is {value:?}; give whole milliseconds, as max_wait=500ms");
-    let millis = value.strip_suffix("ms").ok_or_else(wrong)?;
-    millis.parse().map(Duration::from_millis).map_err(|_| wrong())
-}
-
-fn policy(value: &str) -> Result<OnMissingKey, String> {
-    match value {
-        "reject" => Ok(OnMissingKey::default()),
-        "skip" => Ok(OnMissingKey::Skip),
-        "share" => Ok(OnMissingKey::Share),
-        _ => Err(format!("missing is {value:?}; give reject, skip or share")),
-    }
-}
-
-fn checked<T: FromStr<Err: ToString>>(value: &str) -> Result<T, String> {
-    value.parse().map_err(|error: T::Err| error.to_string())
-}
-
-fn once<T>(field: &str, slot: &mut Option<T>, value: T) -> Result<(), String> {
-    match slot.replace(value) {
-        None => Ok(()),
-        Some(_) => Err(format!("{field} is given twice; drop one")),
     }
 }

@@ -156,7 +156,10 @@ impl<'a> ManagedAccount<'a> {
         let RuleInfo { cost, headroom, .. } = self.rule;
         let next = self.charge().with_cost(cost.unwrap_or(1).max(1));
         let next = next.with_headroom(headroom.unwrap_or(0));
-        let Ok(would) = Explanation::look(store, &[next]).await;
+        let Ok(mut would) = Explanation::look(store, &[next]).await;
+        if !would.is_allowed() {
+            would.allowed_because = self.layer.reason_to_allow(&self.rule);
+        }
         let blocked = would
             .decision
             .as_ref()

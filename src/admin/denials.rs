@@ -151,7 +151,14 @@ impl Listed {
             known.denied = known.denied.saturating_add(1);
             return;
         }
-        let new = DeniedKey::new(key.clone(), fingerprint);
+        let new = DeniedKey {
+            fingerprint,
+            key: key.clone(),
+            clear: None,
+            denied: 1,
+            replaced: 0,
+            blocked_until_ms: None,
+        };
         if self.top.len() < MOST {
             return self.top.push(new);
         }
@@ -173,17 +180,6 @@ impl Listed {
 }
 
 impl DeniedKey {
-    fn new(key: Key, fingerprint: Fingerprint) -> Self {
-        Self {
-            fingerprint,
-            key,
-            clear: None,
-            denied: 1,
-            replaced: 0,
-            blocked_until_ms: None,
-        }
-    }
-
     /// Returns the upper bound of the denials of this key.
     fn count(&self) -> u64 {
         self.denied.saturating_add(self.replaced)

@@ -61,6 +61,19 @@ impl ManagedLayer {
         ))
     }
 
+    /// Returns the reason for which a request that a rule denies runs, if it does.
+    pub(super) fn reason_to_allow(&self, rule: &RuleInfo<'_>) -> Option<&'static str> {
+        if !self.switch.is_on() {
+            Some("the layer is off")
+        } else if self.report_only.is_on() {
+            Some("the layer only reports")
+        } else if rule.report_only.is_on() {
+            Some("the rule only reports")
+        } else {
+            None
+        }
+    }
+
     /// Turns report-only on or off, for the whole layer or for one rule.
     pub(super) fn set_report_only(&self, rule: Option<&str>, on: bool) -> Result<(), Problem> {
         let Some(rule) = rule else {
@@ -128,7 +141,7 @@ fn unknown(field: &str, name: &str) -> Problem {
 
 /// Returns the layers with their switches and rules.
 pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
-    let mut reports = Vec::with_capacity(layers.len());
+    let mut reports = Vec::new();
     for layer in layers {
         let rules = infos(&*layer.rules);
         reports.push(json!({
@@ -144,11 +157,11 @@ pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
 /// Returns the health of each store. A store is failing if it does not respond in time.
 pub(super) async fn health(layers: &[ManagedLayer]) -> Value {
     // Concurrent, because a store may be slow.
-    let mut checks = Vec::with_capacity(layers.len());
-    for layer in layers {
-        checks.push(tokio::spawn(timeout(HEALTH_TIMEOUT, layer.store.health())));
-    }
-    let mut reports = Vec::with_capacity(layers.len());
+    let checks = layers
+        .iter()
+        .map(|layer| tokio::spawn(timeout(HEALTH_TIMEOUT, layer.store.health())));
+    let checks: Vec<_> = checks.collect();
+    let mut reports = Vec::new();
     for (layer, check) in layers.iter().zip(checks) {
         // `None` after a panic, too.
         let health = check.await.ok().and_then(Result::ok);

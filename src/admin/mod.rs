@@ -152,8 +152,8 @@
 //! `key`, for a listed key. During an incident, an operator can thus block a key that is not shown.
 //!
 //! `peek` returns an account without charging it. `blocked_ms` is the remaining time of a block, or
-//! `null`. `would` [explains](crate::explain) the decision that the next request would get. `held`
-//! is the number of slots of the running requests, or `null` if the quota is not
+//! `null`. `would` [explains](crate::explain) the decision that the next request would get if it did
+//! not wait. `held` is the number of slots of the running requests, or `null` if the quota is not
 //! [concurrent](crate::Quota::concurrent).
 //!
 //! ```json

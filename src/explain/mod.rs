@@ -52,7 +52,7 @@ use crate::{
     fingerprint::FingerprintKey,
     key::{Key, RequestHead},
     quota::Quota,
-    rule::{self, Bypass, Candidates, OwnedCandidates, Rules},
+    rule::{self, Attempts, Bypass, Candidates, OwnedCandidates, Rules},
     store::{Charge, ChargedQuota, Store, StoreExt},
 };
 
@@ -145,7 +145,8 @@ impl Explanation {
         charges: OwnedCandidates,
     ) -> impl Future<Output = Result<Self, S::Error>> + Send + use<'_, S> {
         async move {
-            let decision = rule::decide(store, &charges, S::peek).await?.decision;
+            let attempts = &mut Attempts::default();
+            let decision = rule::decide(store, &charges, attempts, S::peek).await?;
             Ok(charges.with(|all| Self::dry_run(Ok(decision)).charges(all.charges)))
         }
     }

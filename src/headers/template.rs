@@ -156,7 +156,8 @@ impl Template {
         charges: &[Charge<'_>],
         secret: Option<&FingerprintKey>,
     ) -> Arc<Self> {
-        let shown = charges.iter().filter(|charge| is_shown(charge));
+        // The fields describe the pool of a share.
+        let shown = charges.iter().filter(|charge| !charge.is_client_share());
         let rules = shown.map(|charge| RuleQuotas {
             rule: charge.rule,
             quotas: charge.quotas,
@@ -470,11 +471,6 @@ impl LiveRule {
             is_reporting: *is_reporting,
         }
     }
-}
-
-/// Returns `true` if the fields describe the rule: it is no part of another one.
-fn is_shown(charge: &Charge<'_>) -> bool {
-    charge.rule.pool() == charge.rule
 }
 
 /// Returns the fixed quotas of a rule.

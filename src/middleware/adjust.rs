@@ -103,7 +103,7 @@ struct OpenCharges {
 #[derive(Clone)]
 pub(crate) struct AdjustConfig {
     store: Arc<DynStore<Infallible>>,
-    /// All rules of the layer.
+    /// The rules of the layer. The share of a pool is adjusted with its pool.
     rules: Arc<[AdjustableRule]>,
     /// The adjustment of a charge that nobody adjusts, if handlers get a handle.
     pub(crate) exposed: Option<Adjustment>,
@@ -119,7 +119,8 @@ struct AdjustableRule {
 impl AdjustConfig {
     /// Creates the settings of a layer that adjusts nothing yet.
     pub(super) fn new(infos: &[RuleInfo<'_>], store: Arc<DynStore<Infallible>>) -> Self {
-        let rules = infos.iter().map(|info| AdjustableRule {
+        let known = infos.iter().filter(|info| !info.is_hidden());
+        let rules = known.map(|info| AdjustableRule {
             name: info.name,
             live: info.live.cloned(),
         });
@@ -180,13 +181,12 @@ impl ChargeHandle {
     ///
     /// Fails if the layer has no rule of this name. The error lists the rules of the layer.
     pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), RuleError> {
-        let all = self.0.config.rules.iter().map(|rule| rule.name);
-        // The share of a pool is adjusted with its pool.
-        let names = all.filter(|name| name.pool() == *name);
-        if !names.clone().any(|rule| rule.as_str() == name) {
+        let mut rules = self.0.config.rules.iter();
+        if !rules.any(|rule| rule.name.as_str() == name) {
+            let known = self.0.config.rules.iter().map(|rule| rule.name);
             return Err(RuleError::Unknown {
                 name: name.into(),
-                known: names.collect(),
+                known: known.collect(),
             });
         }
         self.0.adjust(Some(name), Adjustment::Charge(units));
@@ -277,7 +277,7 @@ impl OpenCharges {
         }
         self.with(|charges| {
             for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
-                let is_meant = rule.is_none_or(|name| charge.rule.pool().as_str() == name);
+                let is_meant = rule.is_none_or(|name| charge.known_name() == name);
                 let is_charged = self.decision.charged(charge.rule);
                 if is_meant && is_charged && !adjusted.swap(true, AcqRel) {
                     self.adjust_to(charge, adjustment.units(charge.cost));

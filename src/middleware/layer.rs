@@ -33,8 +33,8 @@ use crate::{
     observe::OnDecision,
     quota::Quota,
     reject::TooManyRequests,
-    rule::{self, Candidates, Plan, Rule, RuleError, RuleName, Rules},
-    store::{CannotFail, DynStore, LocalStore, Store, StoreExt, literal},
+    rule::{self, Attempts, Candidates, Plan, Rule, RuleError, RuleName, Rules},
+    store::{CannotFail, DynStore, LocalStore, Store, StoreExt, certain, literal},
     toggle::Toggle,
 };
 
@@ -722,8 +722,9 @@ where
         let owned = |all: Candidates<'_, '_>| Ok(self.settings.owned_now(all));
         let mut explanation = match self.with_charges(&head.into(), owned, Err) {
             Ok(charges) => {
-                let peeked = rule::decide(&*self.store, &charges, S::peek).await;
-                let mut decision = peeked.unwrap_or_else(|error| error.never()).decision;
+                let attempts = &mut Attempts::default();
+                let peeked = rule::decide(&*self.store, &charges, attempts, S::peek).await;
+                let mut decision = certain(peeked);
                 charges.with(|all| {
                     if !decision.is_allowed() {
                         self.settings.mark_overload(&mut decision, all.charges);

@@ -197,8 +197,9 @@ impl<'a> Pace<'a> {
         let outcome = denial.binding().filter(has_queue)?;
         // If a pool denies, this finds the share of the client, which comes first: its queue delays only
         // this client.
-        let has_rule =
-            |charge: &&Charge<'_>| [charge.rule, charge.rule.pool()].contains(&outcome.rule());
+        let has_rule = |charge: &&Charge<'_>| {
+            charge.rule == outcome.rule() || charge.known_name() == outcome.rule().as_str()
+        };
         let charge = charges.iter().find(has_rule)?;
         let is_denying = |(index, _): &(usize, &Quota)| *index == outcome.quota_index();
         let (quota_index, quota) = charge.charged_quotas().find(is_denying)?;

@@ -701,6 +701,12 @@ impl Quota {
         self.burst as u64 + self.soft as u64
     }
 
+    /// Returns the most units that a request can ever take.
+    pub(crate) fn most_at_once(&self) -> u32 {
+        let carried = u64::from(self.algorithm.max_carry_over());
+        u32::try_from(self.raised_limit() + carried).unwrap_or(u32::MAX)
+    }
+
     /// Returns the number of units beyond the limit that a soft limit allows.
     #[must_use]
     pub const fn soft(&self) -> u32 {

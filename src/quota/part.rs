@@ -234,6 +234,16 @@ mod tests {
         assert_eq!(share(Quota::concurrent(3)), Quota::concurrent(1));
     }
 
+    /// It refills more slowly than its units suggest: as text it would be less strict.
+    #[cfg(feature = "serde")]
+    #[test]
+    fn a_share_is_not_written() {
+        let share = Quota::per_second(10).for_process(n(4));
+        assert!(share.interval() > Quota::per_second(10).interval());
+        let wrong = serde_json::to_string(&share).unwrap_err().to_string();
+        assert!(wrong.contains("write the whole quota"), "{wrong}");
+    }
+
     #[test]
     fn a_share_refills_within_ten_years() {
         let slow = Quota::per_day(1).with_burst(3650);

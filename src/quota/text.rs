@@ -192,8 +192,12 @@ impl From<Invalid> for QuotaError {
         }
         let burst = Some(quota.burst).filter(|burst| *burst != quota.units);
         let soft = Some(quota.soft).filter(|units| *units > 0);
-        let settings = [("burst", burst), ("soft", soft), ("initial", quota.initial)];
-        for (name, value) in settings.into_iter().chain([("max_debt", quota.max_debt)]) {
+        for (name, value) in [
+            ("burst", burst),
+            ("soft", soft),
+            ("initial", quota.initial),
+            ("max_debt", quota.max_debt),
+        ] {
             if let Some(value) = value {
                 text += &format!(", {name} {value}");
             }

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use super::{
     Rule, RuleInfo, Rules,
-    attempts::{Candidates, Choice},
-    rules::{Bypass, Selected, Then, chain, infos, sealed::Sealed},
+    choice::{Candidates, Choice},
+    rules::{Bypass, Then, append_choice, chain, infos, sealed::Sealed},
 };
 use crate::{
     key::{KeyExtractor, RequestHead},
@@ -102,62 +102,33 @@ impl Alternatives {
 }
 
 impl Sealed for Alternatives {
-    fn select<'a>(&'a self, _: &RequestHead<'_>, rules: &mut Selected<'a>) {
-        rules.push(self);
-    }
-
     fn append_charges(
         &self,
         head: &RequestHead<'_>,
         before: Candidates<'_, '_>,
         then: &mut Then<'_>,
     ) -> Result<(), Bypass> {
-        let mut rules = Selected::new();
-        self.0.iter().for_each(|rule| rule.select(head, &mut rules));
-        chain(&rules, head, before, &mut |all| {
-            append_choice(all, before, then);
+        chain(&self.0, head, before, &mut |all| {
+            append_alternatives(&all.charges[before.charges.len()..], before, then);
         })
     }
 }
 
-/// Calls `then` with the charges in `before`, followed by a choice between the other charges of `all`.
-fn append_choice(all: Candidates<'_, '_>, before: Candidates<'_, '_>, then: &mut Then<'_>) {
-    let start = before.charges.len();
-    let own = &all.charges[start..];
+/// Calls `then` with the charges in `before`, followed by a choice between the others. Of those without
+/// quotas, only a block holds, so no other one is charged.
+fn append_alternatives(own: &[Charge<'_>], before: Candidates<'_, '_>, then: &mut Then<'_>) {
+    let mut own: SmallVec<[Charge<'_>; 4]> = own.into();
     if own.iter().any(is_unlimited) {
-        return append_unlimited(own, before, then);
+        own.retain(|charge| is_unlimited(charge));
+        return append_choice(&own, None, before, then);
     }
-    let mut choices: SmallVec<[_; 2]> = before.choices.into();
-    if own.len() > 1 {
-        choices.push(Choice::new(start, own.iter().map(|_| 1)));
-    }
-    let all = Candidates {
-        choices: &choices,
-        ..all
-    };
-    if !own.iter().any(waits_for_slots) {
-        return then(all);
-    }
-    let mut charges: SmallVec<[Charge<'_>; 4]> = all.charges.into();
-    for charge in &mut charges[start..] {
+    for charge in &mut own {
         if waits_for_slots(charge) {
             charge.max_wait = Duration::ZERO;
         }
     }
-    then(Candidates {
-        charges: &charges,
-        ..all
-    });
-}
-
-/// Calls `then` with the charges in `before`, followed by those without quotas. A block holds for these, too.
-fn append_unlimited(own: &[Charge<'_>], before: Candidates<'_, '_>, then: &mut Then<'_>) {
-    let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
-    charges.extend(own.iter().filter(|charge| is_unlimited(charge)).copied());
-    then(Candidates {
-        charges: &charges,
-        ..before
-    });
+    let choice = (own.len() > 1).then(|| Choice::new(before.charges.len(), own.iter().map(|_| 1)));
+    append_choice(&own, choice, before, then);
 }
 
 /// Returns `true` for the charge of an empty plan.

@@ -1,90 +1,23 @@
 //! Attempts of a request: lists of charges, of which the first that fits is made.
+//!
+//! ```text
+//! charges ─▶ the store ─▶ advance ── allowed, or no list is left ─▶ finish
+//!    ▲                       │ denied
+//!    └────── try_next ◀──────┘
+//! ```
 
-use std::{iter, ops::Range};
+use std::iter;
 
 use smallvec::SmallVec;
 
-use super::RuleName;
+use super::{
+    RuleName,
+    choice::{Candidates, Choice, OwnedCandidates},
+};
 use crate::{
     decision::{Decision, Outcome},
-    store::{Answer, Charge, OwnedCharges, Store, for_cost_of},
+    store::{Answer, Charge, Store, for_cost_of},
 };
-
-/// Charges of a request, and the choices between them, for `testing::take`.
-///
-/// All charges must fit, except for those that a [`Choice`] passes over.
-#[derive(Clone, Copy, Debug)]
-pub struct Candidates<'c, 'a> {
-    /// The charges, in the order of the rules.
-    pub charges: &'c [Charge<'a>],
-    /// The choices, in the order of their charges. They do not overlap.
-    pub choices: &'c [Choice],
-}
-
-/// Choice between lists of neighboring charges: the first list that fits is charged.
-///
-/// For example, [`Rule::or`](crate::Rule::or) chooses between lists of one charge.
-#[derive(Clone, Debug)]
-pub struct Choice {
-    start: usize,
-    /// The end of each list. The next list begins there.
-    ends: SmallVec<[usize; 3]>,
-}
-
-impl Choice {
-    /// Creates a choice between lists of these lengths. The first one begins at the charge with the
-    /// index `start`, and each further one where the list before it ends.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no list.
-    #[track_caller]
-    pub fn new(start: usize, lengths: impl IntoIterator<Item = usize>) -> Self {
-        let mut choice = Self {
-            start,
-            ends: SmallVec::new(),
-        };
-        for length in lengths {
-            choice.add(length);
-        }
-        assert!(
-            !choice.ends.is_empty(),
-            "a choice without a list; give it at least one length"
-        );
-        choice
-    }
-
-    /// Adds a list of this length.
-    pub(crate) fn add(&mut self, length: usize) {
-        self.ends.push(self.end().saturating_add(length));
-    }
-
-    fn end(&self) -> usize {
-        self.ends.last().copied().unwrap_or(self.start)
-    }
-
-    /// Returns the number of lists.
-    fn lists(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Returns the places of all charges of the choice.
-    fn span(&self) -> Range<usize> {
-        self.start..self.end()
-    }
-
-    fn bounds(&self, list: usize) -> Range<usize> {
-        let start = list
-            .checked_sub(1)
-            .map_or(self.start, |before| self.ends[before]);
-        start..self.ends[list]
-    }
-
-    /// Returns the charges of a list.
-    fn charges<'c, 'a>(&self, all: Candidates<'c, 'a>, list: usize) -> &'c [Charge<'a>] {
-        &all.charges[self.bounds(list)]
-    }
-}
 
 impl<'c, 'a> Candidates<'c, 'a> {
     /// Returns attempts that together have each charge.
@@ -99,89 +32,21 @@ impl<'c, 'a> Candidates<'c, 'a> {
             attempts.charges(self, &mut SmallVec::new()).into()
         })
     }
-
-    /// Returns the charges of a list of the choice with this index.
-    fn list(self, choice: usize, list: usize) -> &'c [Charge<'a>] {
-        self.choices[choice].charges(self, list)
-    }
-}
-
-impl<'c, 'a> From<&'c [Charge<'a>]> for Candidates<'c, 'a> {
-    fn from(charges: &'c [Charge<'a>]) -> Self {
-        Self {
-            charges,
-            choices: &[],
-        }
-    }
-}
-
-/// Owned copy of the charges of a request.
-#[derive(Clone, Debug)]
-pub(crate) struct OwnedCandidates {
-    charges: OwnedCharges,
-    choices: SmallVec<[Choice; 1]>,
-}
-
-impl From<Candidates<'_, '_>> for OwnedCandidates {
-    fn from(all: Candidates<'_, '_>) -> Self {
-        Self {
-            charges: all.charges.into(),
-            choices: all.choices.into(),
-        }
-    }
-}
-
-impl OwnedCandidates {
-    /// Calls `read` with the charges.
-    pub(crate) fn with<T>(&self, read: impl FnOnce(Candidates<'_, '_>) -> T) -> T {
-        self.charges.with(|charges| {
-            read(Candidates {
-                charges,
-                choices: &self.choices,
-            })
-        })
-    }
-}
-
-/// Final decision of a store, and the attempts that led to it.
-pub(crate) struct Decided {
-    pub(crate) decision: Decision,
-    #[cfg_attr(
-        not(feature = "testing"),
-        expect(dead_code, reason = "for the conformance kit")
-    )]
-    attempts: Attempts,
-}
-
-#[cfg(feature = "testing")]
-impl Decided {
-    /// Returns the charges that were made, or those that describe a denial.
-    pub(crate) fn charges<'m, 'a>(
-        &self,
-        all: Candidates<'m, 'a>,
-        made: &'m mut SmallVec<[Charge<'a>; 4]>,
-    ) -> &'m [Charge<'a>] {
-        if self.decision.is_allowed() {
-            self.attempts.charges(all, made)
-        } else {
-            self.attempts.described(all, &self.decision, made)
-        }
-    }
 }
 
 /// Asks a store for one attempt after another, until one is allowed or all are denied.
 pub(crate) async fn decide<S: Store>(
     store: &S,
     candidates: &OwnedCandidates,
+    attempts: &mut Attempts,
     call: impl Fn(&S, &[Charge<'_>]) -> Answer<S::Future>,
-) -> Result<Decided, S::Error> {
-    let mut attempts = Attempts::default();
+) -> Result<Decision, S::Error> {
     loop {
         let answer =
             candidates.with(|all| call(store, attempts.charges(all, &mut SmallVec::new())));
         let mut decision = answer.await?;
         if !candidates.with(|all| attempts.advance(all, &mut decision)) {
-            return Ok(Decided { decision, attempts });
+            return Ok(decision);
         }
     }
 }
@@ -189,7 +54,7 @@ pub(crate) async fn decide<S: Store>(
 /// Attempts of a request so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attempts {
-    /// The list of each choice that is tried. Without an entry, the first.
+    /// The list of each choice that is tried, unless it is the first.
     tried: SmallVec<[usize; 2]>,
     /// The list of each choice that describes a final denial. If empty, those that were tried.
     described: SmallVec<[usize; 2]>,
@@ -215,7 +80,7 @@ struct Soonest {
 
 impl Attempts {
     fn tried(&self, choice: usize) -> usize {
-        entry(&self.tried, choice)
+        list_of(&self.tried, choice)
     }
 
     /// Returns the charges to try. `made` keeps them if they are not neighbors.
@@ -267,7 +132,12 @@ impl Attempts {
 
     /// Moves each choice that was denied on. Returns `true` if the store must be asked again.
     fn try_next(&mut self, all: Candidates<'_, '_>, denial: &mut Decision) -> bool {
-        let causes = Causes::of(all.charges, denial);
+        let mut outcomes = denial.outcomes.iter();
+        let causes = if outcomes.any(|outcome| is_beyond_patience(all.charges, outcome)) {
+            Causes::BeyondPatience
+        } else {
+            Causes::EachDenial
+        };
         let mut asks_again = false;
         for choice in 0..all.choices.len() {
             asks_again |= self.try_next_of(choice, all, denial, causes);
@@ -284,14 +154,17 @@ impl Attempts {
         choice: usize,
         all: Candidates<'_, '_>,
         denial: &mut Decision,
-        causes: Causes<'_, '_>,
+        causes: Causes,
     ) -> bool {
         let mut is_foreseen = false;
         while self.tried(choice) + 1 < all.choices[choice].lists() {
             let list = self.tried(choice);
             let charges = all.list(choice, list);
             let outcomes = outcomes_of(charges, &denial.outcomes);
-            let is_denied = is_foreseen || outcomes.iter().any(|outcome| causes.contain(outcome));
+            let is_denied = is_foreseen
+                || outcomes
+                    .iter()
+                    .any(|outcome| causes.contain(outcome, all.charges));
             if !is_denied {
                 return false;
             }
@@ -331,9 +204,9 @@ impl Attempts {
             self.finish_choice(choice, all, decision);
         }
         if decision.outcomes.len() > before {
-            let place =
-                |outcome: &Outcome| all.charges.iter().position(|of| of.rule == outcome.rule());
-            decision.outcomes.sort_by_key(place);
+            decision
+                .outcomes
+                .sort_by_key(|outcome| all.charges.iter().position(|of| of.rule == outcome.rule()));
         }
     }
 
@@ -436,8 +309,8 @@ impl Attempts {
     }
 }
 
-/// Returns the list of a choice. Without an entry, this is the first.
-fn entry(lists: &[usize], choice: usize) -> usize {
+/// Returns the noted list of a choice, or the first.
+fn list_of(lists: &[usize], choice: usize) -> usize {
     lists.get(choice).copied().unwrap_or(0)
 }
 
@@ -462,14 +335,14 @@ fn charges_of<'m, 'a>(
     match all.choices {
         [] => return all.charges,
         [one] if !adds_first && one.span() == (0..all.charges.len()) => {
-            return one.charges(all, entry(lists, 0));
+            return one.charges(all, list_of(lists, 0));
         }
         _ => {}
     }
     let mut end = 0;
     for (at, choice) in all.choices.iter().enumerate() {
         made.extend_from_slice(&all.charges[end..choice.start]);
-        let own = choice.charges(all, entry(lists, at));
+        let own = choice.charges(all, list_of(lists, at));
         if adds_first {
             let first = choice.charges(all, 0).iter();
             made.extend(first.filter(|charge| !has_rule(own, charge.rule)).copied());
@@ -523,32 +396,22 @@ fn longest<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u64 {
     deciding.map(Outcome::retry_ns).max().unwrap_or(0)
 }
 
-/// Finds the outcomes that caused a denial.
+/// The outcomes that caused a denial.
 ///
 /// A store reports waits as if nobody queued, so an outcome that denies for no longer than a charge of its
 /// rule may wait need not be the cause. One that denies for longer certainly is. If there is none, each
 /// denying outcome may be the cause.
 #[derive(Clone, Copy)]
-struct Causes<'c, 'a> {
-    charges: &'c [Charge<'a>],
-    /// `true` if an outcome denies for longer than its rule may wait.
-    are_certain: bool,
+enum Causes {
+    BeyondPatience,
+    EachDenial,
 }
 
-impl<'c, 'a> Causes<'c, 'a> {
-    fn of(charges: &'c [Charge<'a>], denial: &Decision) -> Self {
-        let mut outcomes = denial.outcomes.iter();
-        Self {
-            charges,
-            are_certain: outcomes.any(|outcome| is_beyond_patience(charges, outcome)),
-        }
-    }
-
-    fn contain(self, outcome: &Outcome) -> bool {
-        if self.are_certain {
-            is_beyond_patience(self.charges, outcome)
-        } else {
-            outcome.denies()
+impl Causes {
+    fn contain(self, outcome: &Outcome, charges: &[Charge<'_>]) -> bool {
+        match self {
+            Self::BeyondPatience => is_beyond_patience(charges, outcome),
+            Self::EachDenial => outcome.denies(),
         }
     }
 }
@@ -673,11 +536,5 @@ mod tests {
             rules.sort();
             assert_eq!(rules, ["other", "pool", "spent"]);
         }
-    }
-
-    #[test]
-    #[should_panic(expected = "a choice without a list")]
-    fn a_choice_has_a_list() {
-        drop(Choice::new(0, []));
     }
 }

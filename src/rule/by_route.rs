@@ -12,8 +12,8 @@ use axum::extract::MatchedPath;
 use http::Method;
 
 use super::{
-    Plan, Rule, RuleError, RuleInfo, RuleName, Rules,
-    rules::{Selected, sealed::Sealed},
+    Bypass, Candidates, Plan, Rule, RuleError, RuleInfo, RuleName, Rules,
+    rules::{Then, sealed::Sealed},
 };
 use crate::{
     advice::{FEW, FirstCheck, SAMPLE, count_and_is_last, is_early},
@@ -308,8 +308,13 @@ fn warn_of_unmatched() {
 }
 
 impl<K: KeyExtractor> Sealed for ByRoute<K> {
-    fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
-        rules.push(self.rule(head));
+    fn append_charges(
+        &self,
+        head: &RequestHead<'_>,
+        before: Candidates<'_, '_>,
+        then: &mut Then<'_>,
+    ) -> Result<(), Bypass> {
+        self.rule(head).append_charges(head, before, then)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     RuleInfo, RuleName,
-    attempts::{Candidates, Choice},
+    choice::{Candidates, Choice},
     plan::LivePlan,
     quotas::{MAX_QUOTAS, Quotas},
 };
@@ -253,6 +253,9 @@ impl<'a> CheckedCharges<'a> {
     }
 }
 
+/// A quota as that of a share, which depends on the clients of the moment.
+const SAMPLE: &[Quota] = &[Quota::per_second(1)];
+
 /// Returns a charge for each rule whose quotas are known. `live` has the current quotas of each live plan.
 fn checked_charges<'a>(
     limiting: &[&RuleInfo<'a>],
@@ -264,7 +267,8 @@ fn checked_charges<'a>(
     for (info, live) in limiting.iter().zip(live) {
         let current = live.as_ref().map(AsRef::as_ref);
         let current = current.filter(|quotas| !quotas.is_empty());
-        if let Some(quotas) = info.quotas.or(current).or(info.sample) {
+        let sample = info.is_hidden().then_some(SAMPLE);
+        if let Some(quotas) = info.quotas.or(current).or(sample) {
             let charge = charge_of(info, quotas, key);
             check_wait(info, &charge)?;
             checked.add(info, charge, before);
@@ -304,11 +308,7 @@ fn charge_of<'a>(info: &RuleInfo<'_>, quotas: &'a [Quota], key: &'a Key) -> Char
     };
     let may_report = info.report_only.is_on() || !info.report_only.is_fixed();
     // A headroom from the request may be above zero, and a reserve is.
-    let headroom = match info.headroom {
-        Some(0) if info.has_reserve => 1,
-        Some(headroom) => headroom,
-        None => 1,
-    };
+    let headroom = info.headroom.unwrap_or(1).max(info.has_reserve.into());
     charge
         .with_max_wait(wait)
         .with_headroom(headroom)

@@ -5,12 +5,10 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use smallvec::SmallVec;
-
 use super::{
     Applies, Cost, Quotas, Rule, RuleInfo, RuleName, Rules,
-    attempts::{Candidates, Choice},
-    rules::{Bypass, Selected, Then, append_charge, sealed::Sealed},
+    choice::{Candidates, Choice},
+    rules::{Bypass, Then, append_charge, append_choice, sealed::Sealed},
     sharers::{Clients, Sharers},
 };
 #[cfg(feature = "testing")]
@@ -27,9 +25,6 @@ const CLIENTS: usize = 1_024;
 const MAX_CLIENTS: usize = 1 << 20;
 /// The part of the burst that clients beyond their share leave for others, in percent.
 const RESERVE: u64 = 30;
-
-/// A quota of a share, which depends on the clients.
-const SAMPLE: [Quota; 1] = [Quota::per_second(1)];
 
 /// Rule whose limit is shared fairly by the clients that use it, created by
 /// [`Rule::fair_by`](crate::Rule::fair_by).
@@ -190,9 +185,9 @@ impl<K> FairRule<K> {
     /// to 1,024.
     ///
     /// All further clients have one share together, with the weight 1. The log warns once. Near the
-    /// limit, a few clients find no place and belong to them earlier. A client keeps its place for ten
-    /// seconds after an admitted request, so invented keys can take at most the places that are free. A
-    /// place takes 24 bytes.
+    /// limit, a few clients find no entry and belong to them earlier. A client keeps its entry for ten
+    /// seconds after an admitted request, so invented keys can take at most the entries that are free. An
+    /// entry takes 24 bytes.
     ///
     /// Clones from before this call keep their clients.
     ///
@@ -213,8 +208,8 @@ impl<K> FairRule<K> {
     /// Uses another clock.
     #[cfg(feature = "testing")]
     pub(crate) fn on(self, clock: Clock) -> Self {
-        let places = self.sharers.clients.capacity();
-        self.with_clients(Clients::new(clock.into(), places))
+        let entries = self.sharers.clients.capacity();
+        self.with_clients(Clients::new(clock.into(), entries))
     }
 
     fn with_clients(self, clients: Clients) -> Self {
@@ -250,7 +245,7 @@ impl<K: KeyExtractor> FairRule<K> {
         then: &mut Then<'_>,
     ) {
         let everyone = Key::everyone();
-        self.pool.with_charge(head, &everyone, |charge| {
+        self.pool.with_charge_of(&everyone, head, |charge| {
             let Some(quota) = pool(charge.quotas) else {
                 return append_charge(charge, before, then);
             };
@@ -260,43 +255,22 @@ impl<K: KeyExtractor> FairRule<K> {
                 return append_charge(&beyond, before, then);
             };
             let share = self.sharers.clients.share(client, weight);
-            if let Some(places) = share.full {
-                warn_of_full_table(self.pool.name, places);
+            if let Some(entries) = share.full {
+                warn_of_full_table(self.pool.name, entries);
             }
             let others = Key::unidentified();
-            let key = if share.has_place { client } else { &others };
+            let key = if share.has_entry { client } else { &others };
             let quotas = [quota.client_share(share.weight, share.sum, charge.cost)];
             // Never report-only: a share that does not fit must lead to the second list.
             let share = Charge::new(self.share.name, key, &quotas).with_cost(charge.cost);
-            append_shared([share, *charge, beyond], before, then);
+            // The share with the pool, or the pool alone.
+            let choice = Choice::new(before.charges.len(), [2, 1]);
+            append_choice(&[share, *charge, beyond], Some(choice), before, then);
         });
     }
-}
-
-/// Calls `then` with a choice: the share with the pool, or the pool alone, beyond the share.
-fn append_shared(own: [Charge<'_>; 3], before: Candidates<'_, '_>, then: &mut Then<'_>) {
-    let choice = Choice::new(before.charges.len(), [2, 1]);
-    if before.charges.is_empty() {
-        return then(Candidates {
-            charges: &own,
-            choices: &[choice],
-        });
-    }
-    let mut choices: SmallVec<[_; 2]> = before.choices.into();
-    choices.push(choice);
-    let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
-    charges.extend_from_slice(&own);
-    then(Candidates {
-        charges: &charges,
-        choices: &choices,
-    });
 }
 
 impl<K: KeyExtractor> Sealed for FairRule<K> {
-    fn select<'a>(&'a self, _: &RequestHead<'_>, rules: &mut Selected<'a>) {
-        rules.push(self);
-    }
-
     fn append_charges(
         &self,
         head: &RequestHead<'_>,
@@ -308,12 +282,8 @@ impl<K: KeyExtractor> Sealed for FairRule<K> {
             then(before);
             return Ok(());
         }
-        let found = self.share.extractor.extract(head);
-        let mut made = None;
-        let client = self
-            .share
-            .key(&found, &mut made, applies)
-            .map_err(Clone::clone)?;
+        let mut found = self.share.extractor.extract(head);
+        let client = self.share.key(&mut found, applies).map_err(Clone::clone)?;
         self.append_own(head, client, before, then);
         Ok(())
     }
@@ -327,7 +297,6 @@ impl<K: KeyExtractor> Rules for FairRule<K> {
             share.cost = self.pool.cost.fixed();
             share.share_of = Some(self.pool.name);
             share.sharers = Some(&self.sharers);
-            share.sample = Some(&SAMPLE);
         }
         self.pool.info(infos);
         if let Some(pool) = infos.last_mut() {
@@ -350,11 +319,11 @@ impl<K: fmt::Debug> fmt::Debug for FairRule<K> {
 }
 
 #[cold]
-fn warn_of_full_table(rule: RuleName, places: usize) {
+fn warn_of_full_table(rule: RuleName, entries: usize) {
     warn!(
         target: "tower_sluice::lint",
         lint = "fair_shares_used_up",
-        "rule {rule} had more clients than its {places} places, so some have one share together: raise \
+        "rule {rule} had more clients than its {entries} entries, so some have one share together: raise \
          max_clients or, if clients may choose their key, use one that was verified, because each key \
          has a share"
     );

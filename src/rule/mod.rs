@@ -1,13 +1,24 @@
 //! Rules for requests.
 //!
-//! A rule has the quotas, the key and the cost of a request.
+//! A rule has the quotas, the key and the cost of a request. The path of a request:
+//!
+//! ```text
+//! head ─▶ append_charges ─▶ Candidates ─▶ Attempts ─▶ store
+//!         Rule: a charge
+//!         by_route: a charge of one of its rules
+//!         alternatives: a choice of one of its rules
+//!         fair: a choice of share and pool, or the pool
+//!         tuple, Vec: the charges of all rules
+//! ```
 
 mod adaptive;
 mod alternatives;
 mod attempts;
 #[cfg(feature = "axum")]
 mod by_route;
+mod charging;
 mod check;
+mod choice;
 mod controller;
 mod fair;
 mod plan;
@@ -21,20 +32,17 @@ mod sharers;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-#[cfg(feature = "testing")]
-pub(crate) use self::attempts::Decided;
-pub use self::attempts::{Candidates, Choice};
 #[cfg(feature = "axum")]
 pub use self::by_route::{ByRoute, by_route, try_by_route};
 #[cfg(all(feature = "axum", feature = "serde"))]
 pub use self::routes::RouteSettings;
-use self::rules::{Selected, Then, append_charge, sealed::Sealed};
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
 pub use self::{
     adaptive::Adaptive,
     alternatives::Alternatives,
     check::RuleError,
+    choice::{Candidates, Choice},
     controller::Measurement,
     fair::FairRule,
     plan::{Cost, LivePlan, Plan, RequestDeadline},
@@ -42,16 +50,17 @@ pub use self::{
     rules::{Bypass, RuleInfo, Rules},
 };
 pub(crate) use self::{
-    attempts::{Attempts, OwnedCandidates, decide},
+    attempts::{Attempts, decide},
     check::{check, register},
+    choice::OwnedCandidates,
     controller::Controller,
     plan::longest_wait,
     rules::{infos, with_charges},
 };
 pub use crate::name::{NameError, RuleName};
 use crate::{
-    key::{Key, KeyError, KeyExtractor, RequestHead, check_status, share_unless_client},
-    store::{Charge, literal},
+    key::{KeyExtractor, RequestHead, check_status},
+    store::literal,
     toggle::Toggle,
 };
 use http::StatusCode;
@@ -318,158 +327,6 @@ impl<K> Rule<K> {
     }
 }
 
-impl<K: KeyExtractor> Rule<K> {
-    /// Returns how the rule treats a request. A rule that limits nothing skips it.
-    #[inline]
-    fn applies_to(&self, head: &RequestHead<'_>) -> Applies {
-        if self.plan.is_unlimited() && self.if_no_key.is_none() {
-            return Applies::Skip;
-        }
-        self.applies
-            .as_ref()
-            .map_or(Applies::Charge, |applies| applies(head))
-    }
-
-    /// Returns the key to charge, or `None` if the request has no key, or if the key is unusable and the
-    /// rule is report-only.
-    ///
-    /// Borrows the key, because moving it costs as much as hashing it. Stores the key in `made` if
-    /// it is not the one that was `found`.
-    #[inline(always)]
-    fn key<'k>(
-        &self,
-        found: &'k Result<Option<Key>, KeyError>,
-        made: &'k mut Option<Result<Option<Key>, KeyError>>,
-        applies: Applies,
-    ) -> Result<Option<&'k Key>, &'k KeyError> {
-        if let Ok(Some(key)) = found
-            && key.len() <= self.max_key_len
-            && !key.is_blank()
-        {
-            return Ok(Some(key));
-        }
-        let resolved = made.insert(self.resolve_missing(found, applies));
-        if resolved.is_err() && self.report_only.is_on() {
-            return Ok(None);
-        }
-        resolved.as_ref().map(Option::as_ref)
-    }
-
-    /// Calls `then` with the charge of a request that has this key.
-    #[inline(always)]
-    fn with_charge<T>(
-        &self,
-        head: &RequestHead<'_>,
-        key: &Key,
-        then: impl FnOnce(&Charge<'_>) -> T,
-    ) -> T {
-        let mut made = None;
-        let quotas = self.plan.quotas(head, key, &mut made);
-        let mut charge = Charge::new(self.name, key, quotas);
-        charge.cost = self.cost.of(head);
-        charge.headroom = self.headroom.of(head);
-        charge.report_only = self.report_only.is_on();
-        if let Some(max_wait) = self.max_wait {
-            charge.max_wait = longest_wait(head, max_wait);
-        }
-        then(&charge)
-    }
-
-    /// Applies the policy for a missing key, and rejects a key that is too long.
-    #[cold]
-    fn resolve_missing(
-        &self,
-        found: &Result<Option<Key>, KeyError>,
-        applies: Applies,
-    ) -> Result<Option<Key>, KeyError> {
-        let is_required = applies == Applies::Require;
-        let error = match found {
-            Ok(Some(key)) if key.len() > self.max_key_len => return Err(self.too_long(key)),
-            Ok(Some(key)) if key.is_blank() => KeyError::missing("key"),
-            Ok(None) if is_required => KeyError::missing("key"),
-            Err(error) if error.is_missing() => error.clone(),
-            // This rule does not charge a request without a key.
-            Ok(None) => return Ok(None),
-            // A key that may be used, or that cannot be read.
-            Ok(Some(_)) | Err(_) => return found.clone(),
-        };
-        if self.if_no_key.is_some() && !is_required {
-            return Ok(None);
-        }
-        match self.on_missing_key {
-            OnMissingKey::Reject(status) => Err(error.with_status(status)),
-            _ if is_required => Err(error),
-            OnMissingKey::Skip => Ok(None),
-            OnMissingKey::Share => Ok(Some(Key::unidentified())),
-        }
-    }
-
-    fn too_long(&self, key: &Key) -> KeyError {
-        let bytes = key.len();
-        let most = self.max_key_len;
-        let why = format!("key of {bytes} bytes is too long; send at most {most}");
-        KeyError::unusable(StatusCode::BAD_REQUEST, why)
-    }
-}
-
-impl<K: KeyExtractor> Sealed for Rule<K> {
-    fn select<'a>(&'a self, _: &RequestHead<'_>, rules: &mut Selected<'a>) {
-        rules.push(self);
-    }
-
-    #[inline]
-    fn append_charges(
-        &self,
-        head: &RequestHead<'_>,
-        before: Candidates<'_, '_>,
-        then: &mut Then<'_>,
-    ) -> Result<(), Bypass> {
-        let applies = self.applies_to(head);
-        if applies == Applies::Skip {
-            then(before);
-            return Ok(());
-        }
-        let mut found = self.extractor.extract(head);
-        share_unless_client(&self.extractor, &mut found);
-        let mut made = None;
-        let key = self.key(&found, &mut made, applies).map_err(Clone::clone)?;
-        match (key, &self.if_no_key) {
-            (None, Some(rules)) => return rules.append_charges(head, before, then),
-            (Some(key), _) if !self.plan.is_unlimited() => {
-                self.with_charge(head, key, |charge| append_charge(charge, before, then));
-            }
-            _ => then(before),
-        }
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn with_charges<T>(
-        &self,
-        head: &RequestHead<'_>,
-        one: impl FnOnce(&Charge<'_>) -> T,
-        several: impl FnOnce(Candidates<'_, '_>) -> T,
-        bypassed: impl FnOnce(Bypass) -> T,
-    ) -> T {
-        if self.if_no_key.is_some() {
-            return rules::with_charges(self, head, several, bypassed);
-        }
-        let applies = self.applies_to(head);
-        if applies == Applies::Skip {
-            return bypassed(Bypass::NO_RULE);
-        }
-        // Found here, since a helper that returned it would copy the key.
-        let mut found = self.extractor.extract(head);
-        share_unless_client(&self.extractor, &mut found);
-        let mut made = None;
-        match self.key(&found, &mut made, applies) {
-            Ok(Some(key)) => self.with_charge(head, key, one),
-            Ok(None) => bypassed(Bypass::NO_RULE),
-            Err(error) => bypassed(error.clone().into()),
-        }
-    }
-}
-
 impl<K: KeyExtractor> Rules for Rule<K> {
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
         infos.push(RuleInfo {
@@ -484,7 +341,6 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             can_be_client: self.extractor.can_be_client(),
             share_of: None,
             sharers: None,
-            sample: None,
             has_reserve: false,
         });
         if let Some(rules) = &self.if_no_key {

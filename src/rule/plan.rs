@@ -117,7 +117,7 @@ impl Plan {
 
     /// Returns `true` if the plan never charges a request.
     pub(super) fn is_unlimited(&self) -> bool {
-        matches!(&self.0, PlanKind::Fixed(quotas) if quotas.as_ref().is_empty())
+        self.fixed().is_some_and(<[_]>::is_empty)
     }
 
     pub(super) fn fixed(&self) -> Option<&[Quota]> {

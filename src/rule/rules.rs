@@ -4,7 +4,11 @@ use std::{slice, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{LivePlan, RuleName, attempts::Candidates, sharers::Sharers};
+use super::{
+    LivePlan, RuleName,
+    choice::{Candidates, Choice},
+    sharers::Sharers,
+};
 use crate::{
     key::{KeyError, RequestHead},
     observe::OnDecision,
@@ -53,19 +57,11 @@ pub(crate) fn infos<K: Rules + ?Sized>(rules: &K) -> Vec<RuleInfo<'_>> {
 /// Receives the charges of a request.
 pub(crate) type Then<'t> = dyn FnMut(Candidates<'_, '_>) + 't;
 
-/// The rules that apply to a request.
-pub(crate) type Selected<'a> = SmallVec<[&'a dyn sealed::Sealed; 4]>;
-
 pub(crate) mod sealed {
     use super::*;
 
     pub trait Sealed {
-        /// Adds the rules that apply to a request to `rules`.
-        fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>);
-
         /// Calls `then` once, with the charges in `before`, followed by the charges of the request.
-        ///
-        /// The default is for containers. A type whose `select` adds itself must override it.
         ///
         /// # Errors
         ///
@@ -76,11 +72,7 @@ pub(crate) mod sealed {
             head: &RequestHead<'_>,
             before: Candidates<'_, '_>,
             then: &mut Then<'_>,
-        ) -> Result<(), Bypass> {
-            let mut rules = Selected::new();
-            self.select(head, &mut rules);
-            chain(&rules, head, before, then)
-        }
+        ) -> Result<(), Bypass>;
 
         /// Calls `one` with the charge of a request, or `several` with its charges. Calls `bypassed`
         /// instead if there are no charges.
@@ -130,8 +122,6 @@ pub struct RuleInfo<'a> {
     pub share_of: Option<RuleName>,
     /// For the rule of fair shares, its clients.
     pub(crate) sharers: Option<&'a Sharers>,
-    /// Quotas to check in place of those that only a request determines.
-    pub(crate) sample: Option<&'a [Quota]>,
     /// `true` if some requests leave units besides their headroom.
     pub(crate) has_reserve: bool,
 }
@@ -233,11 +223,34 @@ pub(super) fn append_charge(charge: &Charge<'_>, before: Candidates<'_, '_>, the
     });
 }
 
+/// Calls `then` with the charges in `before`, followed by these, and with a choice between these.
+pub(super) fn append_choice(
+    own: &[Charge<'_>],
+    choice: Option<Choice>,
+    before: Candidates<'_, '_>,
+    then: &mut Then<'_>,
+) {
+    if before.charges.is_empty() {
+        return then(Candidates {
+            charges: own,
+            choices: choice.as_slice(),
+        });
+    }
+    let mut charges: SmallVec<[Charge<'_>; 4]> = before.charges.into();
+    charges.extend_from_slice(own);
+    let mut choices: SmallVec<[Choice; 2]> = before.choices.into();
+    choices.extend(choice);
+    then(Candidates {
+        charges: &charges,
+        choices: &choices,
+    });
+}
+
 /// Calls `then` once, with the charges in `before`, followed by the charges of `rules`.
 ///
 /// A key lives in the call that appends its charge, so the next rule appends within that call.
-pub(super) fn chain(
-    rules: &[&dyn sealed::Sealed],
+pub(super) fn chain<R: sealed::Sealed>(
+    rules: &[R],
     head: &RequestHead<'_>,
     before: Candidates<'_, '_>,
     then: &mut Then<'_>,
@@ -256,8 +269,14 @@ pub(super) fn chain(
 macro_rules! tuple {
     ($($rules:ident $index:tt),+) => {
         impl<$($rules: Rules),+> sealed::Sealed for ($($rules,)+) {
-            fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
-                $(self.$index.select(head, rules);)+
+            fn append_charges(
+                &self,
+                head: &RequestHead<'_>,
+                before: Candidates<'_, '_>,
+                then: &mut Then<'_>,
+            ) -> Result<(), Bypass> {
+                let rules = [$(&self.$index as &dyn sealed::Sealed),+];
+                chain(&rules, head, before, then)
             }
         }
 
@@ -274,8 +293,13 @@ tuple!(A 0, B 1, C 2);
 tuple!(A 0, B 1, C 2, D 3);
 
 impl<R: Rules> sealed::Sealed for Vec<R> {
-    fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
-        self.iter().for_each(|each| each.select(head, rules));
+    fn append_charges(
+        &self,
+        head: &RequestHead<'_>,
+        before: Candidates<'_, '_>,
+        then: &mut Then<'_>,
+    ) -> Result<(), Bypass> {
+        chain(self, head, before, then)
     }
 }
 
@@ -286,20 +310,32 @@ impl<R: Rules> Rules for Vec<R> {
 }
 
 macro_rules! pointer {
-    ($pointer:ident) => {
-        impl<R: Rules + ?Sized> sealed::Sealed for $pointer<R> {
-            fn select<'a>(&'a self, head: &RequestHead<'_>, rules: &mut Selected<'a>) {
-                (**self).select(head, rules);
-            }
-        }
-
-        impl<R: Rules + ?Sized> Rules for $pointer<R> {
-            fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-                (**self).info(infos);
+    ($pointer:ty) => {
+        impl<R: sealed::Sealed + ?Sized> sealed::Sealed for $pointer {
+            fn append_charges(
+                &self,
+                head: &RequestHead<'_>,
+                before: Candidates<'_, '_>,
+                then: &mut Then<'_>,
+            ) -> Result<(), Bypass> {
+                (**self).append_charges(head, before, then)
             }
         }
     };
 }
 
-pointer!(Arc);
-pointer!(Box);
+pointer!(&R);
+pointer!(Arc<R>);
+pointer!(Box<R>);
+
+impl<R: Rules + ?Sized> Rules for Arc<R> {
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+        (**self).info(infos);
+    }
+}
+
+impl<R: Rules + ?Sized> Rules for Box<R> {
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+        (**self).info(infos);
+    }
+}

@@ -20,9 +20,9 @@ use crate::{
 
 /// The time of a generation. Clients of this one and of the last have weight.
 const GENERATION: u64 = 500_000_000;
-/// The number of generations for which a client without requests keeps its place.
+/// The number of generations for which a client without requests keeps its entry.
 const KEPT: u64 = 20;
-/// The number of places in which a client is searched.
+/// The number of entries in which a client is searched.
 const PROBES: usize = 32;
 
 /// The clients that share the limit of a rule, and their weights.
@@ -71,7 +71,7 @@ pub(super) struct Clients {
 struct Seen {
     generation: u64,
     weights: [u64; 2],
-    places: Box<[SeenClient]>,
+    entries: Box<[SeenClient]>,
     others: SeenClient,
     was_full: bool,
 }
@@ -88,9 +88,9 @@ struct SeenClient {
 pub(super) struct ClientShare {
     pub(super) weight: u32,
     pub(super) sum: u64,
-    /// `true` if the client has a place, or can have one: it has a share of its own.
-    pub(super) has_place: bool,
-    /// The number of places, when a client first has none.
+    /// `true` if the client has an entry, or can have one: it has a share of its own.
+    pub(super) has_entry: bool,
+    /// The number of entries, when a client first has none.
     pub(super) full: Option<usize>,
 }
 
@@ -103,7 +103,7 @@ impl Clients {
             seen: Mutex::new(Seen {
                 generation: 0,
                 weights: [0; 2],
-                places: vec![none; most.next_power_of_two()].into(),
+                entries: vec![none; most.next_power_of_two()].into(),
                 others: none,
                 was_full: false,
             }),
@@ -114,17 +114,16 @@ impl Clients {
     pub(super) fn share(&self, key: &Key, weight: u32) -> ClientShare {
         let id = self.id(key);
         let mut seen = self.seen_now();
-        let place = seen.place_for(id);
-        let weight = if place.is_some() { weight } else { 1 };
-        let sum = seen.sum_with(place, weight);
-        let has_none = place.is_none() && id.is_some();
-        let is_first = has_none && !seen.was_full;
-        seen.was_full |= has_none;
-        let full = is_first.then_some(seen.places.len());
+        let entry = seen.entry_of(id);
+        let weight = if entry.is_some() { weight } else { 1 };
+        let sum = seen.sum_with(entry, weight);
+        let is_full = entry.is_none() && id.is_some();
+        let full = (is_full && !seen.was_full).then_some(seen.entries.len());
+        seen.was_full |= is_full;
         ClientShare {
             weight,
             sum,
-            has_place: place.is_some(),
+            has_entry: entry.is_some(),
             full,
         }
     }
@@ -133,22 +132,22 @@ impl Clients {
     fn count(&self, key: &Key, weight: u32) {
         let id = self.id(key);
         let mut seen = self.seen_now();
-        let place = seen.place_for(id);
+        let entry = seen.entry_of(id);
         let client = SeenClient {
             id: id.unwrap_or(0),
             generation: seen.generation,
-            weight: if place.is_some() { weight } else { 1 },
+            weight: if entry.is_some() { weight } else { 1 },
         };
-        seen.put(place, client);
+        seen.put(entry, client);
     }
 
-    /// Returns the number of places.
+    /// Returns the number of entries.
     #[cfg(feature = "testing")]
     pub(super) fn capacity(&self) -> usize {
-        self.seen.lock().places.len()
+        self.seen.lock().entries.len()
     }
 
-    /// Returns the random number of a key, or `None` for one that has no place.
+    /// Returns the random number of a key, or `None` for one that has no entry.
     fn id(&self, key: &Key) -> Option<u64> {
         let mut hasher = self.seed.build_hasher();
         key.hash_with(0, &mut hasher);
@@ -158,7 +157,7 @@ impl Clients {
     fn seen_now(&self) -> MutexGuard<'_, Seen> {
         let now = self.clock.get_or_init(Clock::shared).now();
         let mut seen = self.seen.lock();
-        // Starts late enough that the places of generation 0 are free.
+        // Starts late enough that the entries of generation 0 are free.
         seen.advance(now / GENERATION + KEPT + 1);
         seen
     }
@@ -175,40 +174,40 @@ impl Seen {
         self.generation = generation;
     }
 
-    /// Returns the place of a client, or a free one.
-    fn place_for(&self, id: Option<u64>) -> Option<usize> {
+    /// Returns the entry of a client, or a free one.
+    fn entry_of(&self, id: Option<u64>) -> Option<usize> {
         let id = id?;
-        let mask = self.places.len() - 1;
+        let mask = self.entries.len() - 1;
         #[expect(
             clippy::cast_possible_truncation,
             reason = "any bits of the hash are random"
         )]
-        let places = (0..PROBES.min(self.places.len())).map(|at| (id as usize + at) & mask);
+        let entries = (0..PROBES.min(self.entries.len())).map(|at| (id as usize + at) & mask);
         let mut free = None;
-        for place in places {
-            let seen = &self.places[place];
+        for entry in entries {
+            let seen = &self.entries[entry];
             if self.generation - seen.generation > KEPT {
-                free = free.or(Some(place));
+                free = free.or(Some(entry));
             } else if seen.id == id {
-                return Some(place);
+                return Some(entry);
             }
         }
         free
     }
 
-    /// Returns the sum of the weights, if the client of a place had this one. `None` stands for all clients
-    /// without a place, which count as one.
-    fn sum_with(&self, place: Option<usize>, weight: u32) -> u64 {
-        let old = place.map_or(&self.others, |place| &self.places[place]);
+    /// Returns the sum of the weights, if the client of an entry had this one. `None` stands for all clients
+    /// without an entry, which count as one.
+    fn sum_with(&self, entry: Option<usize>, weight: u32) -> u64 {
+        let old = entry.map_or(&self.others, |entry| &self.entries[entry]);
         let is_counted = self.generation - old.generation < 2;
         let counted = if is_counted { old.weight.into() } else { 0 };
         self.weights[0] + self.weights[1] - counted + u64::from(weight)
     }
 
-    /// Replaces the client of a place, and moves its weight to this generation. `None` stands for all clients
-    /// without a place.
-    fn put(&mut self, place: Option<usize>, client: SeenClient) {
-        let old = place.map_or(&mut self.others, |place| &mut self.places[place]);
+    /// Replaces the client of an entry, and moves its weight to this generation. `None` stands for all clients
+    /// without an entry.
+    fn put(&mut self, entry: Option<usize>, client: SeenClient) {
+        let old = entry.map_or(&mut self.others, |entry| &mut self.entries[entry]);
         let before = mem::replace(old, client);
         let age = self.generation - before.generation;
         if age < 2 {

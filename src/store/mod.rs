@@ -266,6 +266,17 @@ impl<'a> Charge<'a> {
         self.may_deny() && self.quota_index.is_none()
     }
 
+    /// Returns `true` for the share of a client.
+    pub(crate) fn is_client_share(&self) -> bool {
+        self.quotas.iter().any(Quota::is_client_share)
+    }
+
+    /// Returns the name of the rule that users know: the pool of a share, or else the rule.
+    pub(crate) fn known_name(&self) -> &'static str {
+        let pool = self.rule.pool_name().filter(|_| self.is_client_share());
+        pool.unwrap_or(self.rule.as_str())
+    }
+
     /// Adds outcomes for the quotas, whose accounts the store was not asked for.
     pub(crate) fn add_unknown(&self, decision: &mut Decision) {
         for (quota_index, _) in self.charged_quotas() {

@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 
 use crate::{
     decision::Decision,
-    rule::{self, Candidates, Decided, OwnedCandidates},
-    store::{Charge, Store, StoreExt},
+    rule::{self, Attempts, Candidates},
+    store::{Answer, Charge, Store, StoreExt},
 };
 
 /// Decision that [`take`] or [`peek`] made, and its charges.
@@ -57,8 +57,7 @@ pub async fn take<'a, S: Store>(
     store: &S,
     candidates: Candidates<'_, 'a>,
 ) -> Result<Taken<'a>, S::Error> {
-    let decided = rule::decide(store, &OwnedCandidates::from(candidates), S::take).await?;
-    Ok(taken(candidates, decided))
+    decide(store, candidates, S::take).await
 }
 
 /// Decides as [`take`], and changes nothing.
@@ -74,15 +73,24 @@ pub async fn peek<'a, S: Store>(
     store: &S,
     candidates: Candidates<'_, 'a>,
 ) -> Result<Taken<'a>, S::Error> {
-    let decided = rule::decide(store, &OwnedCandidates::from(candidates), S::peek).await?;
-    Ok(taken(candidates, decided))
+    decide(store, candidates, S::peek).await
 }
 
-fn taken<'a>(candidates: Candidates<'_, 'a>, decided: Decided) -> Taken<'a> {
+async fn decide<'a, S: Store>(
+    store: &S,
+    all: Candidates<'_, 'a>,
+    call: impl Fn(&S, &[Charge<'_>]) -> Answer<S::Future>,
+) -> Result<Taken<'a>, S::Error> {
+    let mut attempts = Attempts::default();
+    let decision = rule::decide(store, &all.into(), &mut attempts, call).await?;
     let mut made = SmallVec::new();
-    let charges = decided.charges(candidates, &mut made);
-    Taken {
+    let charges = if decision.is_allowed() {
+        attempts.charges(all, &mut made)
+    } else {
+        attempts.described(all, &decision, &mut made)
+    };
+    Ok(Taken {
         charges: charges.to_vec(),
-        decision: decided.decision,
-    }
+        decision,
+    })
 }

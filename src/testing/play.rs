@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use serde_json::Value;
 use tower::BoxError;
 
 use super::{
     Subject, peek,
-    scenario::{Case, CaseRule, QuotaRow, Row, Step, StepOp, paid},
+    scenario::{Case, CaseRule, Step, StepOp},
     take,
 };
 use crate::{
@@ -15,7 +14,7 @@ use crate::{
     key::Key,
     quota::Quota,
     rule::Candidates,
-    store::{Charge, Store, StoreExt, nanos},
+    store::{Charge, Store, StoreExt},
 };
 
 /// Runs a case on a new store. Returns `false` if the subject cannot run the case.
@@ -108,12 +107,6 @@ impl<S: Subject> Run<'_, S> {
         true
     }
 
-    /// Returns the store of the process of a step.
-    fn store(&self, step: &Step) -> &S::Store {
-        let own = self.processes.get(&*step.process);
-        own.unwrap_or(&self.processes[""])
-    }
-
     /// Returns a charge of each rule.
     fn charges(&self, headroom: u32, cost: u32) -> Vec<Charge<'_>> {
         self.case.charges(&self.rules, &self.key, headroom, cost)
@@ -126,11 +119,7 @@ impl<S: Subject> Run<'_, S> {
             *first = Quota::try_concurrent(limit)?.try_with_soft(first.soft())?;
         }
         if let (Some(period), Some(row)) = (&step.period, self.case.quotas.first()) {
-            let row = QuotaRow {
-                period: period.clone(),
-                ..row.clone()
-            };
-            quotas[0] = row.quota()?;
+            quotas[0] = row.with_period(period).quota()?;
         }
         if let Some(plan) = step.plan {
             let rows = self.case.plans.get(plan);
@@ -148,14 +137,12 @@ impl<S: Subject> Run<'_, S> {
             StepOp::Release => self.release(step),
             StepOp::Settle | StepOp::Reset | StepOp::Limit | StepOp::Renew => {}
         }
-        let own = self.processes.get(&*step.process);
-        let own = own.unwrap_or(&self.processes[""]);
+        let own = store_of(step, &self.processes);
         match step.op {
             StepOp::Undo | StepOp::Release => self.subject.finish(own).await,
             StepOp::Renew => self.subject.renew(own).await,
             _ => {}
         }
-        let own = self.store(step);
         let read = self.charges(step.headroom, 0);
         let answer = match step.op {
             StepOp::Settle => {
@@ -172,7 +159,7 @@ impl<S: Subject> Run<'_, S> {
 
     /// Peeks, and then takes. Fails if the peek differs from the expected result.
     async fn take(&self, at: usize, step: &Step) -> Result<Decision, BoxError> {
-        let store = self.store(step);
+        let store = store_of(step, &self.processes);
         let charges = self.charges(step.headroom, step.cost()?);
         let choices = self.case.choices();
         let all = Candidates {
@@ -199,7 +186,7 @@ impl<S: Subject> Run<'_, S> {
         let undone = &self.case.steps[undone];
         let mut charges = self.charges(undone.headroom, undone.cost()?);
         charges.retain(|charge| receipt.charged(charge.rule));
-        self.store(step).undo(&charges, &receipt, units);
+        store_of(step, &self.processes).undo(&charges, &receipt, units);
         Ok(())
     }
 
@@ -211,65 +198,10 @@ impl<S: Subject> Run<'_, S> {
     }
 }
 
-impl Case {
-    /// Compares a decision with the expected result of a step.
-    fn check(
-        &self,
-        at: usize,
-        step: &Step,
-        decision: &Decision,
-        rules: &[CaseRule],
-    ) -> Result<(), BoxError> {
-        let got = step.with(decision, rules);
-        if *step == got {
-            return Ok(());
-        }
-        let why = &self.why;
-        Err(format!("step {at} ({why})\n  expected {step:?}\n  got      {got:?}").into())
-    }
-}
-
-impl Step {
-    /// Returns the step with `decision` as its result, under these rules.
-    fn with(&self, decision: &Decision, rules: &[CaseRule]) -> Self {
-        let waits = decision.outcomes().iter().any(Outcome::is_estimated);
-        Self {
-            allowed: decision.is_allowed(),
-            wait: nanos(decision.wait()),
-            overage: decision.is_overage(),
-            paid: self.paid.as_ref().map(|_| paid(decision, rules)),
-            retry: self
-                .retry
-                .as_ref()
-                .map(|_| retry(decision.exact_retry_after(), waits)),
-            outcomes: decision
-                .outcomes()
-                .iter()
-                .map(|outcome| self.row(outcome))
-                .collect(),
-            ..self.clone()
-        }
-    }
-
-    fn row(&self, outcome: &Outcome) -> Row {
-        let is_take = self.op == StepOp::Take;
-        let wait = outcome.exact_retry_after();
-        Row {
-            held: outcome.held(),
-            remaining: outcome.remaining(),
-            full: nanos(outcome.reset_after()),
-            next: nanos(outcome.next_after()),
-            retry: is_take.then(|| retry(wait, outcome.is_estimated())),
-        }
-    }
-}
-
-/// Returns the field `retry` for a wait.
-fn retry(wait: Option<Duration>, is_unknown: bool) -> Value {
-    match wait {
-        Some(wait) => nanos(wait).into(),
-        None => if is_unknown { "unknown" } else { "never" }.into(),
-    }
+/// Returns the store of the process of a step.
+fn store_of<'p, T>(step: &Step, processes: &'p BTreeMap<&str, T>) -> &'p T {
+    let own = processes.get(&*step.process);
+    own.unwrap_or(&processes[""])
 }
 
 /// Replaces the outcomes of alternatives that were not asked by those of a look at them.

@@ -7,11 +7,11 @@ use serde_json::Value;
 use tower::BoxError;
 
 use crate::{
-    decision::Decision,
+    decision::{Decision, Outcome},
     key::Key,
     quota::{Algorithm, Quota},
     rule::{Choice, RuleName},
-    store::Charge,
+    store::{Charge, nanos},
 };
 
 /// Published tables: file names and JSON text for [`Case::read`](super::Case::read).
@@ -105,15 +105,15 @@ pub struct Case {
     /// The name of the case.
     pub name: String,
     #[serde(default)]
-    pub(super) why: String,
+    why: String,
     #[serde(default)]
     pub(super) quotas: Vec<QuotaRow>,
     #[serde(default)]
     pub(super) plans: Vec<Vec<QuotaRow>>,
     #[serde(default)]
-    pub(super) groups: Vec<Vec<Vec<QuotaRow>>>,
+    groups: Vec<Vec<Vec<QuotaRow>>>,
     #[serde(default)]
-    pub(super) max_wait: u64,
+    max_wait: u64,
     #[serde(default)]
     pub(super) wall_clock: bool,
     /// The time for which slots are held unless they are renewed. Such a case has several processes.
@@ -124,21 +124,21 @@ pub struct Case {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct QuotaRow {
-    pub(super) algorithm: String,
-    pub(super) units: u32,
-    pub(super) per: u64,
+    algorithm: String,
+    units: u32,
+    per: u64,
     /// A calendar period in the text form, as `month from 2024-01-31[UTC]`.
-    pub(super) period: String,
+    period: String,
     /// The number of slots of a concurrent quota.
-    pub(super) limit: u32,
-    pub(super) burst: Option<u32>,
-    pub(super) initial: Option<u32>,
-    pub(super) soft: u32,
-    pub(super) max_debt: Option<u32>,
-    pub(super) aligned: Option<bool>,
-    pub(super) carry_over: u32,
-    pub(super) paced: bool,
-    pub(super) buckets: u32,
+    limit: u32,
+    burst: Option<u32>,
+    initial: Option<u32>,
+    soft: u32,
+    max_debt: Option<u32>,
+    aligned: Option<bool>,
+    carry_over: u32,
+    paced: bool,
+    buckets: u32,
 }
 
 /// An operation, and the decision that answers it.
@@ -154,7 +154,7 @@ pub(super) struct Step {
     /// The index of the step to undo, from 0.
     pub(super) step: Option<usize>,
     /// The name of the slots that a `take` holds or a `release` frees.
-    pub(super) hold: Option<String>,
+    hold: Option<String>,
     /// The index of the plan of the step.
     pub(super) plan: Option<usize>,
     /// The new limit of the first quota.
@@ -166,16 +166,16 @@ pub(super) struct Step {
     #[serde(default)]
     pub(super) headroom: u32,
     #[serde(default = "allowed")]
-    pub(super) allowed: bool,
+    allowed: bool,
     #[serde(default)]
-    pub(super) wait: u64,
+    wait: u64,
     #[serde(default)]
-    pub(super) overage: bool,
+    overage: bool,
     #[serde(deserialize_with = "flat")]
-    pub(super) outcomes: Vec<Row>,
-    pub(super) paid: Option<Vec<usize>>,
+    outcomes: Vec<Row>,
+    paid: Option<Vec<usize>>,
     /// The wait of the decision.
-    pub(super) retry: Option<Value>,
+    retry: Option<Value>,
 }
 
 /// Reads a list of rows, or a list for each quota of each alternative of each group.
@@ -186,15 +186,13 @@ fn flat<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<Row>, D::Error> {
         Row(Row),
         Several(Vec<Rows>),
     }
-    fn add(rows: Rows, all: &mut Vec<Row>) {
+    fn flat(rows: Rows) -> Vec<Row> {
         match rows {
-            Rows::Row(row) => all.push(row),
-            Rows::Several(rows) => rows.into_iter().for_each(|rows| add(rows, all)),
+            Rows::Row(row) => vec![row],
+            Rows::Several(rows) => rows.into_iter().flat_map(flat).collect(),
         }
     }
-    let mut all = Vec::new();
-    add(Rows::deserialize(value)?, &mut all);
-    Ok(all)
+    Rows::deserialize(value).map(flat)
 }
 
 /// The default of `allowed`, for operations that are never denied.
@@ -219,20 +217,20 @@ pub(super) enum StepOp {
 #[serde(deny_unknown_fields)]
 pub(super) struct Row {
     /// The slots that all requests hold. `None` for a rate.
-    pub(super) held: Option<u64>,
-    pub(super) remaining: u32,
+    held: Option<u64>,
+    remaining: u32,
     #[serde(default)]
-    pub(super) full: u64,
+    full: u64,
     #[serde(default)]
-    pub(super) next: u64,
+    next: u64,
     /// The expected wait, for `take` only.
-    pub(super) retry: Option<Value>,
+    retry: Option<Value>,
 }
 
 pub(super) struct CaseRule {
-    pub(super) name: RuleName,
+    name: RuleName,
     /// The number of the group, or 0.
-    pub(super) group: u8,
+    group: u8,
     pub(super) quotas: Vec<Quota>,
 }
 
@@ -298,12 +296,28 @@ impl Case {
         cost: u32,
     ) -> Vec<Charge<'a>> {
         let wait = Duration::from_nanos(self.max_wait);
-        let mut charges = Vec::with_capacity(rules.len());
+        let mut charges = Vec::new();
         for rule in rules {
             let charge = Charge::new(rule.name, key, &rule.quotas).with_cost(cost);
             charges.push(charge.with_headroom(headroom).with_max_wait(wait));
         }
         charges
+    }
+
+    /// Compares a decision with the expected result of a step.
+    pub(super) fn check(
+        &self,
+        at: usize,
+        step: &Step,
+        decision: &Decision,
+        rules: &[CaseRule],
+    ) -> Result<(), BoxError> {
+        let got = step.with(decision, rules);
+        if *step == got {
+            return Ok(());
+        }
+        let why = &self.why;
+        Err(format!("step {at} ({why})\n  expected {step:?}\n  got      {got:?}").into())
     }
 }
 
@@ -313,6 +327,13 @@ fn quotas(rows: &[QuotaRow]) -> Result<Vec<Quota>, BoxError> {
 }
 
 impl QuotaRow {
+    pub(super) fn with_period(&self, period: &str) -> Self {
+        Self {
+            period: period.to_owned(),
+            ..self.clone()
+        }
+    }
+
     pub(super) fn quota(&self) -> Result<Quota, BoxError> {
         if self.algorithm == "concurrent" {
             return Ok(Quota::try_concurrent(self.limit)?.try_with_soft(self.soft)?);
@@ -353,6 +374,39 @@ impl QuotaRow {
 }
 
 impl Step {
+    /// Returns the step with `decision` as its result, under these rules.
+    fn with(&self, decision: &Decision, rules: &[CaseRule]) -> Self {
+        let waits = decision.outcomes().iter().any(Outcome::is_estimated);
+        Self {
+            allowed: decision.is_allowed(),
+            wait: nanos(decision.wait()),
+            overage: decision.is_overage(),
+            paid: self.paid.as_ref().map(|_| paid(decision, rules)),
+            retry: self
+                .retry
+                .as_ref()
+                .map(|_| retry(decision.exact_retry_after(), waits)),
+            outcomes: decision
+                .outcomes()
+                .iter()
+                .map(|outcome| self.row(outcome))
+                .collect(),
+            ..self.clone()
+        }
+    }
+
+    fn row(&self, outcome: &Outcome) -> Row {
+        let is_take = self.op == StepOp::Take;
+        let wait = outcome.exact_retry_after();
+        Row {
+            held: outcome.held(),
+            remaining: outcome.remaining(),
+            full: nanos(outcome.reset_after()),
+            next: nanos(outcome.next_after()),
+            retry: is_take.then(|| retry(wait, outcome.is_estimated())),
+        }
+    }
+
     /// Returns `true` if this step holds the slots that the step `other` frees.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.hold.is_some() && self.hold == other.hold && self.process == other.process
@@ -365,7 +419,7 @@ impl Step {
 }
 
 /// Returns the index of the alternative of each group that a decision charged.
-pub(super) fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
+fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
     let outcomes = decision.outcomes().iter();
     let mut paid = Vec::new();
     for group in 1..=rules.last().map_or(0, |rule| rule.group) {
@@ -377,4 +431,12 @@ pub(super) fn paid(decision: &Decision, rules: &[CaseRule]) -> Vec<usize> {
         }));
     }
     paid
+}
+
+/// Returns the field `retry` for a wait.
+fn retry(wait: Option<Duration>, is_unknown: bool) -> Value {
+    match wait {
+        Some(wait) => nanos(wait).into(),
+        None => if is_unknown { "unknown" } else { "never" }.into(),
+    }
 }

@@ -3,6 +3,7 @@
 
 #[cfg(feature = "admin")]
 pub(crate) mod admin;
+pub(crate) mod always;
 pub(crate) mod any_error;
 pub(crate) mod changing;
 pub(crate) mod choices;
@@ -11,7 +12,6 @@ pub(crate) mod driven;
 #[cfg(feature = "tonic")]
 pub(crate) mod echo;
 pub(crate) mod live;
-pub(crate) mod no_limit;
 pub(crate) mod process;
 pub(crate) mod programs;
 pub(crate) mod random;

@@ -1,10 +1,8 @@
 //! Requests and calls with invalid or unusual values. `rules::messages` has the messages of settings.
 
-use std::{fmt::Debug, time::Duration};
-
 use http::{HeaderMap, StatusCode};
 use tower_sluice::{
-    AccessList, ClientIp, Cost, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    AccessList, ClientIp, Cost, LocalStore, Quota, RateLimitLayer, Rule,
     key::{Everyone, HeaderKey},
     middleware::Counters,
 };
@@ -15,34 +13,6 @@ const TEN: Quota = Quota::per_second(10);
 
 fn store() -> LocalStore {
     LocalStore::with_capacity(16)
-}
-
-fn error<T: Debug, E: ToString>(result: Result<T, E>) -> String {
-    result.expect_err("nonsense").to_string()
-}
-
-const SECOND: Duration = Duration::from_secs(1);
-
-#[test]
-fn per_second_multiplies() {
-    let (limiter, quota) = (Limiter::named("default", store()), Quota::per_second(60));
-    assert!((0..60).all(|_| limiter.take("alice", &quota, 1).now().is_allowed()));
-    assert_eq!(quota.to_string(), "60/s");
-}
-
-#[test]
-fn a_cost_of_zero_reads_the_account() {
-    let limiter = Limiter::named("default", store());
-    let quota = Quota::per_hour(1);
-    assert!(limiter.take("alice", &quota, 1).now().is_allowed());
-    let look = limiter.take("alice", &quota, 0).now();
-    assert!(look.is_allowed() && look.remaining() == Some(0));
-    drop(limiter.block("alice", SECOND).now().expect("room"));
-    assert!(!limiter.take("alice", &quota, 1).now().is_allowed());
-    assert!(
-        limiter.take("alice", &quota, 0).now().is_allowed(),
-        "a cost of zero reads, as documented"
-    );
 }
 
 /// Returns the status, the body and the header fields of the response.
@@ -98,8 +68,12 @@ async fn an_unusable_key_reports_the_reason_and_is_counted() {
 
 #[cfg(feature = "redis")]
 mod redis {
-    use super::*;
+    use std::fmt::Debug;
     use tower_sluice::RedisStore;
+
+    fn error<T: Debug, E: ToString>(result: Result<T, E>) -> String {
+        result.expect_err("nonsense").to_string()
+    }
 
     /// The part of the message in the middle comes from the redis crate.
     #[test]

@@ -117,15 +117,6 @@ async fn a_path_matches_exactly_as_in_the_router() {
     }
 }
 
-#[test]
-fn a_name_too_long_for_a_rule_is_shortened() {
-    let long = |end: &str| format!("/{}/{{id}}/{end}", "very-long".repeat(9));
-    let templates = [long("a"), long("b"), format!("/caf\u{e9}/{}", "\u{20ac}".repeat(99))];
-    let routes = templates.map(|template| (Method::DELETE, template, Quota::per_hour(1)));
-    let layer = RateLimitLayer::rules(by_route(routes, Quota::per_hour(9)), LocalStore::new());
-    drop(layer);
-}
-
 /// A client that switches twelve rules on and off at will exceeds the number of cached templates.
 /// Its responses still carry the rules that charged it.
 #[tokio::test]

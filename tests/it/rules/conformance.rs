@@ -19,14 +19,19 @@ const TICK: Duration = Duration::from_nanos(1);
 async fn the_local_store_passes() {
     let mut local = FakeClock::new();
     assert_eq!(properties::patience(&mut local, TICK).await, Ok(()));
-    assert_eq!(properties::all_or_nothing(&mut local).await, Ok(()));
-    assert_eq!(properties::report_only(&mut local).await, Ok(()));
-    assert_eq!(properties::no_over_admission(&mut local, block_on), Ok(()));
-    assert_eq!(properties::queueing(&mut local).await, Ok(()));
-    assert_eq!(properties::overage(&mut local).await, Ok(()));
-    assert_eq!(properties::blocks(&mut local).await, Ok(()));
-    assert_eq!(properties::undo(&mut local).await, Ok(()));
-    assert_eq!(properties::waiting(&mut local).await, Ok(()));
+    keeps_promises(&mut local).await;
+}
+
+/// Checks every promise except that of `patience`.
+async fn keeps_promises<S: Subject<Store: Sync>>(subject: &mut S) {
+    assert_eq!(properties::all_or_nothing(subject).await, Ok(()));
+    assert_eq!(properties::report_only(subject).await, Ok(()));
+    assert_eq!(properties::no_over_admission(subject, block_on), Ok(()));
+    assert_eq!(properties::queueing(subject).await, Ok(()));
+    assert_eq!(properties::overage(subject).await, Ok(()));
+    assert_eq!(properties::blocks(subject).await, Ok(()));
+    assert_eq!(properties::undo(subject).await, Ok(()));
+    assert_eq!(properties::waiting(subject).await, Ok(()));
 }
 
 #[path = "../../../examples/own_store.rs"]
@@ -61,140 +66,46 @@ mod example {
     /// All but `patience`: its units never come back.
     #[tokio::test]
     async fn the_store_of_the_example_keeps_every_promise() {
-        let mut example = Example::default();
-        assert_eq!(properties::all_or_nothing(&mut example).await, Ok(()));
-        assert_eq!(properties::report_only(&mut example).await, Ok(()));
-        assert_eq!(properties::no_over_admission(&mut example, block_on), Ok(()));
-        assert_eq!(properties::queueing(&mut example).await, Ok(()));
-        assert_eq!(properties::overage(&mut example).await, Ok(()));
-        assert_eq!(properties::blocks(&mut example).await, Ok(()));
-        assert_eq!(properties::undo(&mut example).await, Ok(()));
-        assert_eq!(properties::waiting(&mut example).await, Ok(()));
+        keeps_promises(&mut Example::default()).await;
     }
 }
 
-/// A store that denies what a report-only charge would deny.
-struct Strict(LocalStore);
+/// A local store whose answers a fault replaces.
+struct Faulty {
+    store: LocalStore,
+    fault: Fault,
+    /// The number of undone charges.
+    undone: AtomicUsize,
+}
 
-impl Store for Strict {
+type Fault = fn(&Faulty, Op<'_>, &Context<'_>) -> Decision;
+
+impl Store for Faulty {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        let decision = self.0.call(op, context).now();
-        let denies = decision.would_deny();
-        Answer::Now(Ok(if denies { Decision::deny() } else { decision }))
-    }
-}
-
-/// A local store inside of a store with a planted fault.
-struct Planted<S>(FakeClock, fn(LocalStore) -> S);
-
-impl<S: Store<Error = Infallible>> Subject for Planted<S> {
-    type Store = S;
-
-    fn open(&mut self) -> S {
-        self.1(self.0.open())
-    }
-
-    fn set(&mut self, now: Duration) {
-        self.0.set(now);
-    }
-}
-
-#[tokio::test]
-async fn a_store_whose_report_only_charges_deny_fails() {
-    let broken = properties::report_only(&mut Planted(FakeClock::new(), Strict)).await;
-    let found = "costs of [1, 1, 2] are denied, ";
-    assert!(broken.as_ref().is_err_and(|text| text.starts_with(found)), "{broken:?}");
-}
-
-/// A store that does not charge the last account of a decision.
-struct Forgetful(LocalStore);
-
-impl Store for Forgetful {
-    type Error = Infallible;
-    type Future = Never<Result<Decision, Infallible>>;
-
-    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        match op {
-            Op::Take([all @ .., last]) if !all.is_empty() => {
-                let free: Vec<_> = all.iter().copied().chain([last.with_cost(0)]).collect();
-                self.0.take(&free)
-            }
-            _ => self.0.call(op, context),
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_store_that_skips_an_account_fails() {
-    let broken = properties::all_or_nothing(&mut Planted(FakeClock::new(), Forgetful)).await;
-    assert!(broken.is_err_and(|broken| {
-        broken.starts_with("costs of [5, 5] are allowed, left [0, 95, 100], expected")
-    }));
-}
-
-/// A store that returns a unit too many by its third undo of a whole charge.
-struct Generous(LocalStore, AtomicUsize);
-
-impl Store for Generous {
-    type Error = Infallible;
-    type Future = Never<Result<Decision, Infallible>>;
-
-    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        match op {
-            Op::Take([one]) if one.cost > 1 && self.1.load(SeqCst) == 3 => {
-                self.0.take(&[one.with_cost(one.cost - 1)])
-            }
-            _ => self.0.call(op, context),
-        }
+        Answer::Now(Ok((self.fault)(self, op, context)))
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        self.1.fetch_add(units.is_none().into(), SeqCst);
-        self.0.undo(charges, taken, units);
-    }
-}
-
-#[tokio::test]
-async fn a_store_whose_late_undo_returns_too_much_fails() {
-    let generous = |store| Generous(store, AtomicUsize::new(0));
-    let broken = properties::undo(&mut Planted(FakeClock::new(), generous)).await;
-    let found = "costs of [100] are allowed, left [1], expected";
-    assert!(broken.as_ref().is_err_and(|text| text.starts_with(found)), "{broken:?}");
-}
-
-/// A store that lets no request wait.
-struct Impatient(LocalStore);
-
-impl Store for Impatient {
-    type Error = Infallible;
-    type Future = Never<Result<Decision, Infallible>>;
-
-    fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
-        self.0.call(op, &context.with_waiter(None))
+        self.undone.fetch_add(units.is_none().into(), SeqCst);
+        self.store.undo(charges, taken, units);
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.supports(charges)
+        self.store.supports(charges)
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_store_that_wakes_no_request_fails() {
-    let broken = properties::waiting(&mut Planted(FakeClock::new(), Impatient)).await;
-    assert_eq!(broken, Err("the first request was not woken within 10s".to_owned()));
-}
+/// Faulty stores on a clock that runs at this speed.
+struct Planted(FakeClock, u32, Fault);
 
-/// A store whose clock runs at another speed.
-struct Speed(FakeClock, u32);
+impl Subject for Planted {
+    type Store = Faulty;
 
-impl Subject for Speed {
-    type Store = LocalStore;
-
-    fn open(&mut self) -> LocalStore {
-        self.0.open()
+    fn open(&mut self) -> Faulty {
+        Faulty { store: self.0.open(), fault: self.2, undone: AtomicUsize::new(0) }
     }
 
     fn set(&mut self, now: Duration) {
@@ -202,11 +113,51 @@ impl Subject for Speed {
     }
 }
 
-#[tokio::test]
-async fn a_store_that_refills_too_early_or_too_late_is_found_out() {
-    for (speed, found) in [(2, "expected denied"), (0, "expected allowed")] {
-        let broken = properties::patience(&mut Speed(FakeClock::new(), speed), TICK).await;
-        let is_found = |text: &String| text.contains("costs of [1] are ") && text.ends_with(found);
-        assert!(broken.as_ref().is_err_and(is_found), "{broken:?}");
+fn planted(fault: Fault) -> Planted {
+    Planted(FakeClock::new(), 1, fault)
+}
+
+#[track_caller]
+fn assert_found(result: &Result<(), String>, expected: &str) {
+    assert!(result.as_ref().is_err_and(|text| text.contains(expected)), "{result:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_fault_of_a_store_is_found() {
+    let mut denies_reported = planted(|faulty, op, context| {
+        let decision = faulty.store.call(op, context).now();
+        if decision.would_deny() { Decision::deny() } else { decision }
+    });
+    let found = properties::report_only(&mut denies_reported).await;
+    assert_found(&found, "costs of [1, 1, 2] are denied, ");
+
+    let mut skips_the_last_account = planted(|faulty, op, context| match op {
+        Op::Take([all @ .., last]) if !all.is_empty() => {
+            faulty.store.take(&[all, &[last.with_cost(0)]].concat()).now()
+        }
+        _ => faulty.store.call(op, context).now(),
+    });
+    let found = properties::all_or_nothing(&mut skips_the_last_account).await;
+    assert_found(&found, "costs of [5, 5] are allowed, left [0, 95, 100], expected");
+
+    let mut returns_too_much_late = planted(|faulty, op, context| match op {
+        Op::Take([one]) if one.cost > 1 && faulty.undone.load(SeqCst) == 3 => {
+            faulty.store.take(&[one.with_cost(one.cost - 1)]).now()
+        }
+        _ => faulty.store.call(op, context).now(),
+    });
+    let found = properties::undo(&mut returns_too_much_late).await;
+    assert_found(&found, "costs of [100] are allowed, left [1], expected");
+
+    let mut lets_nobody_wait =
+        planted(|faulty, op, context| faulty.store.call(op, &context.with_waiter(None)).now());
+    let found = properties::waiting(&mut lets_nobody_wait).await;
+    assert_found(&found, "the first request was not woken within 10s");
+
+    for (speed, expected) in [(2, "expected denied"), (0, "expected allowed")] {
+        let plain: Fault = |faulty, op, context| faulty.store.call(op, context).now();
+        let found = properties::patience(&mut Planted(FakeClock::new(), speed, plain), TICK).await;
+        assert_found(&found, "costs of [1] are ");
+        assert_found(&found, expected);
     }
 }

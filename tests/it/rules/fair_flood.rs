@@ -180,7 +180,7 @@ async fn admitted_keys_of_a_network_have_a_share_each_unless_the_key_is_the_netw
 
 /// Returns how many of 50 new clients are admitted in the first and in the first two seconds, each with
 /// two requests a second, while other clients that came before ask for ten times the limit together.
-async fn admitted_newcomers(clients: u16) -> [usize; 2] {
+async fn admitted_new_clients(clients: u16) -> [usize; 2] {
     let clock = FakeClock::new();
     let layer = RateLimitLayer::rules(clock.fair(site(None)), clock.store(4_096));
     let mut service = layer.layer(handler(|_| 200));
@@ -216,10 +216,10 @@ async fn admitted_newcomers(clients: u16) -> [usize; 2] {
 /// more clients than units, an equal division has a unit for 9 of the 50 in each second as well.
 #[tokio::test]
 async fn new_clients_enter_a_flood_of_few_at_once_and_a_flood_of_many_as_units_allow() {
-    assert_eq!(admitted_newcomers(1).await, [50, 50]);
-    assert_eq!(admitted_newcomers(10).await, [50, 50]);
-    let by_units = admitted_newcomers(100).await;
+    assert_eq!(admitted_new_clients(1).await, [50, 50]);
+    assert_eq!(admitted_new_clients(10).await, [50, 50]);
+    let by_units = admitted_new_clients(100).await;
     assert!((15..=25).contains(&by_units[0]) && by_units[1] >= 25, "{by_units:?}");
-    let by_many = admitted_newcomers(500).await;
+    let by_many = admitted_new_clients(500).await;
     assert!((7..=13).contains(&by_many[0]) && by_many[1] >= 14, "{by_many:?}");
 }

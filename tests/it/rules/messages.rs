@@ -14,13 +14,17 @@ use std::{
 };
 
 use http::StatusCode;
+use jiff::{
+    Timestamp, ZonedDateTime,
+    tz::{Offset, TimeZone},
+};
 use serde::{Deserialize, de::DeserializeOwned};
 use tower_sluice::{
     AccessList, Algorithm, ClientIp, Cost, Headers, Key, LivePlan, LocalStore, PeerIp, Plan, Quota,
     RateLimitLayer, RedisStore, Rule, StoreExt, by_route,
     key::{Everyone, HeaderKey, Unreadable},
     middleware::{Penalty, RetryAfter},
-    rule::{OnMissingKey, Quotas, RouteSettings, RuleName, RuleSettings},
+    rule::{FairRule, OnMissingKey, Quotas, RouteSettings, RuleName, RuleSettings},
     store::GovernorStore,
 };
 
@@ -45,6 +49,19 @@ fn redis() -> tower_sluice::store::RedisBuilder {
 
 fn api(quota: Quota) -> Rule<Everyone> {
     Rule::new("api", Everyone, quota)
+}
+
+fn fair(rule: Rule<Everyone>) -> FairRule<HeaderKey> {
+    rule.fair_by(HeaderKey::new("x-user"))
+}
+
+fn punish(rule: &str) {
+    let layer = RateLimitLayer::rules(fair(api(TEN)), store());
+    drop(layer.penalty(rule, Penalty::after(TEN)));
+}
+
+fn epoch(zone: TimeZone) -> ZonedDateTime {
+    Timestamp::UNIX_EPOCH.to_zoned_datetime(zone)
 }
 
 /// The error of a layer, whose type prints nothing.
@@ -109,13 +126,8 @@ fn panics() -> Vec<(String, String)> {
     let user = || Rule::new("user", HeaderKey::new("x-user"), TEN);
     messages![
         Panics(|| Quota::per_second(0));
-        Panics(|| Quota::per_second(2_000_000_000));
-        Panics(|| Quota::per(0, hour));
-        Panics(|| Quota::per(5, none));
-        Panics(|| Quota::per(7, Duration::MAX));
         Panics(|| Quota::per(2, NANO));
         Panics(|| TEN.with_burst(0));
-        Panics(|| Quota::per_day(1).with_burst(3_651));
         Panics(|| TEN.with_name("caf\u{e9}"));
         Panics(|| Rule::new("caf\u{e9}", Everyone, TEN));
         Panics(|| RateLimitLayer::rules(api(TEN).cost(11), store()));
@@ -133,6 +145,17 @@ fn panics() -> Vec<(String, String)> {
         Panics(|| HeaderKey::new("x api key"));
         Panics(|| by_route([(http::Method::GET, "/a/:id", TEN)], TEN));
         Panics(|| by_route([(http::Method::GET, "/a", TEN)], TEN).any_method("b", TEN));
+        Panics(|| fair(Rule::new("api", Everyone, [TEN, Quota::per_day(9)])));
+        Panics(|| fair(api(TEN.with_algorithm(LOG))));
+        Panics(|| fair(api(TEN.with_initial(1))));
+        Panics(|| fair(api(TEN).plan([])));
+        Panics(|| fair(api(TEN).max_wait(hour)));
+        Panics(|| fair(api(TEN).if_no_key(user())));
+        Panics(|| fair(api(Quota::per_day(9).with_burst(3))));
+        Panics(|| fair(api(TEN)).max_clients(0));
+        Panics(|| api(TEN).fair_by(Everyone));
+        Panics(|| punish("api"));
+        Panics(|| punish("api.share"));
         Panics(|| store().fail_closed().retry_after(none));
         Panics(|| store().timeout(none));
         Panics(|| store().breaker().failures(0));
@@ -164,6 +187,12 @@ fn errors() -> Vec<(String, String)> {
     let second = Duration::from_secs(1);
     let years = Duration::from_secs(10 * 365 * 86_400);
     let odd = Quota::per(1, Duration::from_nanos(1_500));
+    let month = Quota::per_month(5);
+    let day = Quota::per_day(5);
+    let utc = epoch(TimeZone::UTC);
+    let posix = epoch(TimeZone::posix("EST5EDT,M3.2.0,M11.1.0").expect("a zone"));
+    let unknown = epoch(TimeZone::unknown());
+    let seconds = epoch(TimeZone::fixed(Offset::from_seconds(3_601).expect("an offset")));
     messages![
         Quota::new(0, second);
         Quota::new(5, Duration::ZERO);
@@ -187,6 +216,17 @@ fn errors() -> Vec<(String, String)> {
         Quota::blocked().try_with_soft(1);
         Quota::blocked().try_with_initial(1);
         Quota::blocked().try_with_max_debt(1);
+        Quota::per_hour(5).try_anchored_at(&utc);
+        Quota::concurrent(5).try_anchored_at(&utc);
+        Quota::blocked().try_anchored_at(&utc);
+        month.try_anchored_at(&posix);
+        month.try_anchored_at(&unknown);
+        month.try_anchored_at(&seconds);
+        day.with_burst(9).try_anchored_at(&utc);
+        day.with_initial(2).try_anchored_at(&utc);
+        day.with_algorithm(LOG).try_anchored_at(&utc);
+        month.try_with_algorithm(Algorithm::Gcra);
+        month.try_with_burst(9);
         build(api(TEN).cost(11));
         build(api(TEN).cost(5).headroom(6));
         build(api(TEN).cost(read()).headroom(10));

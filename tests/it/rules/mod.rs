@@ -11,6 +11,7 @@ mod fair;
 mod fair_flood;
 #[cfg(all(
     feature = "axum",
+    feature = "calendar",
     feature = "governor",
     feature = "redis",
     feature = "serde",

@@ -8,7 +8,11 @@ use std::{
     time::Duration,
 };
 
-use tower_sluice::{Decision, decision::Outcome, rule::RuleName};
+use tower_sluice::{
+    Decision, Limiter, Quota, decision::Outcome, limiter::NotReady, rule::RuleName,
+};
+
+use crate::support::always::Always;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -86,6 +90,28 @@ fn the_wait_is_the_longest_of_the_slots_that_deny() {
     let decision = Decision::deny().with_outcome(of_a_rate).with_outcome(never);
     assert_eq!(decision.retry_after(), None);
     assert_eq!(Decision::allow().with_outcome(exhausted()).retry_after(), Some(Duration::ZERO));
+}
+
+#[tokio::test]
+async fn the_wait_of_a_denial_without_outcomes_is_unknown() {
+    let limiter = Limiter::named("default", Always(Decision::deny));
+    let ready = limiter.until_ready("alice", &Quota::per_second(1), 1).await;
+    assert_eq!(ready.err(), Some(NotReady::UnknownWait));
+}
+
+/// governor does not report the units left to a call that asks for more than the limit.
+#[cfg(feature = "governor")]
+#[tokio::test]
+async fn what_is_left_of_a_governor_limiter_is_taken_by_a_call_for_more_than_its_limit() {
+    use std::num::NonZeroU32;
+    use tower_sluice::{Key, StoreExt, store::GovernorStore};
+
+    let ten = governor::Quota::per_hour(NonZeroU32::new(10).expect("above 0"));
+    let governor = Arc::new(governor::RateLimiter::<Key, _, _>::keyed(ten));
+    let limiter = Limiter::named("default", GovernorStore::new(governor).fail_closed());
+    for (most, taken) in [(4, 4), (40, 6), (40, 0)] {
+        assert_eq!(limiter.take_up_to("alice", &Quota::per_hour(10), most).await, taken);
+    }
 }
 
 /// Returns the denial of a concurrent quota, with the time until a slot is probably free.

@@ -67,19 +67,32 @@ async fn a_replaced_plan_refills_no_account_and_applies_to_the_next_request() {
     assert_eq!(burst(&layer, service).await, 4, "unlimited requests are not charged");
 }
 
+/// Another layer of the process has shares of a pool `named`.
 #[tokio::test]
-async fn a_rule_with_the_name_of_a_share_reports_a_replaced_plan() {
+async fn a_rule_with_the_name_of_a_share_is_a_rule_of_its_own() {
     let pool = Rule::new("named", Everyone, Quota::per_second(100));
     drop(pool.fair_by(HeaderKey::new("x-user")));
     let live = LivePlan::new(Quota::per_minute(10));
-    let rule = Rule::new("named.share", Everyone, &live);
-    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
-    let mut service = layer.layer(handler(|_| 200));
-    for units in [10, 20] {
-        live.replace(Quota::per_minute(units));
-        let response = ask(&mut service, get("/")).await;
-        let policy = format!(r#""named.share";q={units};w=60"#);
-        assert_eq!(rate_limit_fields(&response)[0], policy);
+    let current = live.clone();
+    let chosen = Plan::from_fn(move |_, _| current.quotas());
+    for plan in [Plan::from(&live), chosen] {
+        let rules = (Rule::new("named.share", Everyone, plan), Rule::new("named", Everyone, []));
+        let layer = RateLimitLayer::rules(rules, FakeClock::new().store(64));
+        let layer = layer.expose_charge(Adjustment::Keep);
+        let mut service = layer.layer(handler(|request| {
+            let handle: &ChargeHandle = request.extensions().get().expect("a handle");
+            handle.adjust_rule_to("named", 9).expect("a rule");
+            handle.adjust_rule_to("named.share", 3).expect("a rule");
+            200
+        }));
+        // Three of ten units count as six of twenty.
+        for (units, left) in [(10, 9), (20, 13)] {
+            live.replace(Quota::per_minute(units));
+            let response = ask(&mut service, get("/")).await;
+            let [policy, limit] = rate_limit_fields(&response);
+            assert_eq!(policy, format!(r#""named.share";q={units};w=60"#));
+            assert!(limit.starts_with(&format!(r#""named.share";r={left};"#)), "{limit}");
+        }
     }
 }
 

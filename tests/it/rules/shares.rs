@@ -224,35 +224,6 @@ fn every_decision_equals_the_model() {
     });
 }
 
-/// The pool of a random sequence admits no more than its burst beyond its rate, in any time.
-#[test]
-fn no_sequence_exceeds_the_bound_of_the_pool() {
-    let (everyone, clients) = (Key::everyone(), ["a", "b", "c"].map(Key::from));
-    let asked = vec((0..3_usize, rate(), 1..4_u32, 0..5_u32, 0..700_u64), 1..200);
-    let config = proptest::test_runner::Config { cases: 1_000, ..keeping(file!()) };
-    proptest!(config, |(pool in (1..6_u32, 1..9_u32), asked in asked)| {
-        let (clock, pools) = (FakeClock::new(), [Quota::per_second(pool.0).with_burst(pool.1)]);
-        let (store, interval) = (clock.store(64), pools[0].interval().as_nanos());
-        // The nanoseconds of the rate that the pool had used beyond the time that has passed.
-        let (mut used, mut lowest) = (0_i128, 0_i128);
-        for (client, share, cost, reserve, millis) in asked {
-            clock.advance(Duration::from_millis(millis));
-            let shares = [share];
-            let share = Charge::new(rule("site.share"), &clients[client], &shares);
-            let share = share.with_headroom(reserve);
-            let pool = Charge::new(rule("site"), &everyone, &pools);
-            used -= i128::from(millis) * 1_000_000;
-            lowest = lowest.min(used);
-            let all = choosing(&[share, pool].map(|it| it.with_cost(cost)));
-            if all.take(&store).decision.is_allowed() {
-                used += i128::from(cost) * i128::try_from(interval).expect("fits");
-                let bound = i128::from(pools[0].limit()) * i128::try_from(interval).expect("fits");
-                prop_assert!(used - lowest <= bound, "{used} ns after {lowest}, of {bound}");
-            }
-        }
-    });
-}
-
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Returns a share with one unit per minute, and a pool of three, of which two stay for others.

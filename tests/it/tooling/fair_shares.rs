@@ -179,7 +179,7 @@ fn each_client_gets_its_share() {
             let each = [0, 1, 2].map(|at: usize| sum(&tallies[at].admitted) / f64::from(1 << at));
             assert!(each.iter().all(|it| (it / each[0] - 1.0).abs() < 0.05), "{each:?}");
         } else if case.tracked < 1_024 {
-            // One run of a million leaves ten of the 99 clients without a place.
+            // One run of a million leaves ten of the 99 clients without an entry.
             assert!(part(&tallies[0]) > 0.88, "{}: {}", case.name, part(&tallies[0]));
             least = 0.85;
         }

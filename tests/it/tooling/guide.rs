@@ -6,7 +6,7 @@ use tower_sluice::{
     Algorithm, Cost, Decision, Key, Limiter, LocalStore, PeerIp, Quota, RateLimitLayer, RedisStore,
     Rule, StoreExt,
     key::{Everyone, HeaderKey},
-    rule::{RouteSettings, RuleName},
+    rule::RuleName,
     store::{Charge, DynStore, Timeout},
     testing::FakeClock,
 };
@@ -192,15 +192,4 @@ async fn each_policy_has_its_own_statuses_in_an_outage() {
             assert_eq!(answer(&layer, get("/")).await.status(), status);
         }
     }
-}
-
-/// `plans`, *A quota for each route*.
-#[test]
-fn the_routes_of_the_file_build_a_layer() {
-    let page = include_str!("../../../src/guide/plans.md");
-    let (_, file) = page.split_once("r#\"\n[routes]\n").expect("a file");
-    let (file, _) = file.split_once("\"#;").expect("an end");
-    let routes: RouteSettings = toml::from_str(file).expect("routes");
-    let layer = RateLimitLayer::try_rules(routes.rules().each(PeerIp::new()), LocalStore::new());
-    assert!(layer.is_ok() && file.lines().count() == 6, "{file}");
 }

@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, convert::Infallible};
 
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use metrics::{SharedString, Unit};
+use metrics_util::{
+    CompositeKey,
+    debugging::{DebugValue, DebuggingRecorder},
+};
 use tokio::runtime::Builder;
 use tower_sluice::{
     Limiter, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store, StoreExt,
@@ -11,26 +15,28 @@ use tower_sluice::{
 };
 
 use crate::support::{
-    Gated, answer, ask,
+    Gated, answer,
     driven::{Time, millis},
     get,
     shaky::{Mood, Shaky},
     with,
 };
 
-/// Runs `work` on this thread and returns the recorded values, by name and labels. A histogram
-/// gives its number of samples.
-fn recorded(work: impl AsyncFnOnce()) -> BTreeMap<String, u64> {
+type Entry = (CompositeKey, Option<Unit>, Option<SharedString>, DebugValue);
+
+/// Runs `work` on this thread and returns what it recorded.
+fn entries(work: impl AsyncFnOnce()) -> Vec<Entry> {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let runtime = Builder::new_current_thread().enable_all().start_paused(true).build();
     metrics::with_local_recorder(&recorder, || runtime.expect("a runtime").block_on(work()));
-    read(&snapshotter)
+    snapshotter.snapshot().into_vec()
 }
 
-fn read(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
-    let entries = snapshotter.snapshot().into_vec().into_iter();
-    let entry = entries.map(|(key, _, _, value)| {
+/// Runs `work` on this thread and returns the recorded values, by name and labels. A histogram
+/// gives its number of samples.
+fn recorded(work: impl AsyncFnOnce()) -> BTreeMap<String, u64> {
+    let entry = entries(work).into_iter().map(|(key, _, _, value)| {
         let labels = key.key().labels().map(|label| format!(" {}={}", label.key(), label.value()));
         let name = format!("{}{}", key.key().name(), labels.collect::<String>());
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small")]
@@ -56,15 +62,12 @@ fn pairs<const N: usize>(expected: [(&str, u64); N]) -> Vec<(String, u64)> {
 
 #[test]
 fn every_metric_has_a_unit_and_a_description() {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
+    let entries = entries(async || {
         let layer = RateLimitLayer::new(Everyone, Quota::per_hour(1), LocalStore::new());
         for _ in 0..2 {
-            drop(futures::executor::block_on(answer(&layer, get("/"))));
+            answer(&layer, get("/")).await;
         }
     });
-    let entries = snapshotter.snapshot().into_vec();
     assert!(!entries.is_empty());
     for (key, unit, text, _) in entries {
         assert!(unit.is_some() && text.is_some(), "{}", key.key());
@@ -187,14 +190,14 @@ fn limits_follow_live_plans_and_have_the_names_of_header_fields() {
     // The recorder may be installed after the layer is built.
     let recorded = recorded(async || drop(answer(&layer, get("/")).await));
     assert_eq!(under(&recorded, "ratelimit.limit"), pairs(at_first));
-    let recorder = DebuggingRecorder::new();
-    metrics::with_local_recorder(&recorder, || {
-        live.replace([Quota::per_second(6), Quota::per_hour(100)]);
-        drop(futures::executor::block_on(answer(&layer, get("/"))));
-        drop(futures::executor::block_on(answer(&layer, get("/"))));
+    live.replace([Quota::per_second(6), Quota::per_hour(100)]);
+    let recorded = self::recorded(async || {
+        for _ in 0..2 {
+            answer(&layer, get("/")).await;
+        }
     });
     let changed = pairs([("policy=live quota=live-1h", 100), ("policy=live quota=live-1s", 6)]);
-    assert_eq!(under(&read(&recorder.snapshotter()), "ratelimit.limit"), changed);
+    assert_eq!(under(&recorded, "ratelimit.limit"), changed);
 }
 
 #[test]
@@ -218,40 +221,27 @@ fn the_limit_of_a_removed_or_renamed_quota_is_0() {
     assert_eq!(under(&recorded, "ratelimit.limit"), pairs(limits));
 }
 
-#[test]
-fn stats_set_the_gauges() {
-    let recorded = recorded(async || {
-        let store = Time::default().store();
-        for key in 0..3_u64 {
-            drop(Limiter::named("default", store.clone()).take(key, &Quota::per_hour(1), 1).now());
-        }
-        assert_eq!(store.stats().active, 3);
-    });
-    assert_eq!(recorded["ratelimit.keys"], 3);
-    assert!(recorded["ratelimit.capacity"] >= 32);
+fn take(store: &LocalStore, key: u64) {
+    drop(Limiter::named("default", store.clone()).take(key, &Quota::per_hour(1), 1).now());
 }
 
 #[test]
-fn keys_that_find_no_room_are_counted() {
-    let mut overflowed = 0;
+fn the_embedded_store_sets_gauges_and_counts_what_finds_no_room() {
     let recorded = recorded(async || {
-        let store = LocalStore::with_capacity(1);
-        for key in 0..100_u64 {
-            drop(Limiter::named("default", store.clone()).take(key, &Quota::per_hour(1), 1).now());
-        }
-        overflowed = store.stats().overflowed;
-    });
-    assert_eq!((overflowed, recorded["ratelimit.overflows"]), (100 - 16, 100 - 16));
-}
-
-#[test]
-fn blocks_that_find_no_room_are_counted() {
-    let recorded = recorded(async || {
+        let small = LocalStore::with_capacity(1);
+        (0..100).for_each(|key| take(&small, key));
+        assert_eq!(small.stats().overflowed, 100 - 16);
         let limiter = Limiter::named("default", LocalStore::with_capacity(1));
         let held = (0..100_u64).filter(|key| limiter.block(*key, millis(9)).now().is_ok());
         assert_eq!(held.count(), 16);
+        let store = Time::default().store();
+        (0..3).for_each(|key| take(&store, key));
+        assert_eq!(store.stats().active, 3);
     });
+    assert_eq!(recorded["ratelimit.overflows"], 100 - 16);
     assert_eq!(recorded["ratelimit.blocks.denied"], 100 - 16);
+    assert_eq!(recorded["ratelimit.keys"], 3);
+    assert!(recorded["ratelimit.capacity"] >= 32);
 }
 
 /// An alert on the increase of a counter misses the first event of a counter that starts at one.
@@ -270,30 +260,23 @@ fn counters_without_labels_start_at_zero() {
 /// A request with alternatives records how often it asked the store, at once or later.
 #[test]
 fn a_request_with_a_choice_records_its_store_calls() {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    metrics::with_local_recorder(&recorder, || {
-        runtime.block_on(async {
-            let rule = |name, units| Rule::new(name, Everyone, Quota::per_day(units));
-            let rules = || rule("plan", 2).or(rule("credits", 1)).or(rule("gift", 1));
-            let at_once = RateLimitLayer::rules(rules(), LocalStore::new());
-            let later = RateLimitLayer::rules(rules(), Gated::open(LocalStore::new()));
-            let plain = RateLimitLayer::rules(rule("plain", 1), LocalStore::new());
-            for _ in 0..5 {
-                answer(&at_once, get("/")).await;
-                answer(&later, get("/")).await;
-                answer(&plain, get("/")).await;
-            }
-        });
+    let entries = entries(async || {
+        let rule = |name, units| Rule::new(name, Everyone, Quota::per_day(units));
+        let rules = || rule("plan", 2).or(rule("credits", 1)).or(rule("gift", 1));
+        let at_once = RateLimitLayer::rules(rules(), LocalStore::new());
+        let later = RateLimitLayer::rules(rules(), Gated::open(LocalStore::new()));
+        let plain = RateLimitLayer::rules(rule("plain", 1), LocalStore::new());
+        for _ in 0..5 {
+            answer(&at_once, get("/")).await;
+            answer(&later, get("/")).await;
+            answer(&plain, get("/")).await;
+        }
     });
-    let entries = snapshotter.snapshot().into_vec().into_iter();
-    let mut attempts = Vec::new();
-    for (key, _, _, value) in entries.filter(|(key, ..)| key.key().name() == "ratelimit.attempts") {
-        assert_eq!(key.key().labels().count(), 0);
-        let DebugValue::Histogram(samples) = value else { panic!("{value:?}") };
-        attempts.extend(samples.into_iter().map(|calls| calls.0));
-    }
+    let is_labelled = |entry: &Entry| entry.0.key().labels().count() > 0;
+    assert!(
+        !entries.iter().filter(|it| it.0.key().name() == "ratelimit.attempts").any(is_labelled)
+    );
+    let mut attempts = samples(entries, "ratelimit.attempts");
     attempts.sort_by(f64::total_cmp);
     // Two requests of each layer are paid by the plan, one by the credits, one by the gift, and one is
     // denied.
@@ -325,21 +308,17 @@ fn utilization_is_of_the_fullest_quota_of_a_rule_under_each_wrapper() {
 
 /// Returns the utilization after each of five requests that one quota of four limits.
 fn utilization(layer: &RateLimitLayer<Rule<Everyone>, impl Store<Error = Infallible>>) -> Vec<f64> {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
-        let mut service = tower::Layer::layer(layer, crate::support::Strict::default());
+    let entries = entries(async || {
         for _ in 0..5 {
-            drop(futures::executor::block_on(ask(&mut service, get("/"))));
+            answer(layer, get("/")).await;
         }
     });
-    samples(&snapshotter, "ratelimit.utilization")
+    samples(entries, "ratelimit.utilization")
 }
 
 /// Returns the samples of a histogram.
-fn samples(snapshotter: &Snapshotter, name: &str) -> Vec<f64> {
-    let entries = snapshotter.snapshot().into_vec().into_iter();
-    let of = entries.filter(|(key, ..)| key.key().name() == name);
+fn samples(entries: Vec<Entry>, name: &str) -> Vec<f64> {
+    let of = entries.into_iter().filter(|(key, ..)| key.key().name() == name);
     let samples = of.flat_map(|(.., value)| match value {
         DebugValue::Histogram(samples) => samples,
         other => panic!("{name}: {other:?}"),

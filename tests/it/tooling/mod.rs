@@ -5,7 +5,6 @@
 mod admin;
 mod examples;
 mod explain;
-mod explain_tables;
 mod fair_shares;
 #[cfg(feature = "redis")]
 mod fuzz_seeds;

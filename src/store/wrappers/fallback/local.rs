@@ -181,8 +181,7 @@ where
         let mut outcomes = decided.outcomes();
         for charge in charges {
             // The share of a client keeps its burst.
-            let is_client_share = charge.quotas.iter().any(Quota::is_client_share);
-            let instances = if is_client_share {
+            let instances = if charge.is_client_share() {
                 1
             } else {
                 self.instances.count()

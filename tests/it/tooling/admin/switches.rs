@@ -25,8 +25,14 @@ async fn a_layer_or_one_rule_can_be_set_to_report_only() {
     let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
     let rule = |rule: &str, on: bool| json!({ "layer": "api", "rule": rule, "report_only": on });
     let layer = |on: bool| json!({ "layer": "api", "report_only": on });
+    let would = async || {
+        let peeked = done(&app, "peek", &super::of("alice")).await;
+        peeked["would"].as_str().expect("a text").to_owned()
+    };
     assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
+    assert!(!would().await.contains("allowed"));
     done(&app, "switch", &rule("user", true)).await;
+    assert!(would().await.contains("; allowed anyway: the rule only reports\n"));
     assert_eq!(visits(&app, "alice", 2).await, [200; 2], "the site has two left");
     assert_eq!(visit(&app, "alice").await, 429, "and the rule itself denies");
     let shown = look(&app, "layers").await;
@@ -36,6 +42,10 @@ async fn a_layer_or_one_rule_can_be_set_to_report_only() {
     done(&app, "switch", &layer(true)).await;
     assert_eq!(visits(&app, "alice", 2).await, [200; 2]);
     assert_eq!(look(&app, "layers").await["layers"][0]["report_only"], true);
+    assert!(would().await.contains("; allowed anyway: the layer only reports\n"));
+    done(&app, "switch", &json!({ "layer": "api", "on": false })).await;
+    assert!(would().await.contains("; allowed anyway: the layer is off\n"));
+    done(&app, "switch", &json!({ "layer": "api", "on": true })).await;
     done(&app, "switch", &layer(false)).await;
     done(&app, "switch", &rule("user", false)).await;
     assert_eq!(visit(&app, "alice").await, 429);
