@@ -13,8 +13,8 @@ use tokio::{
 };
 
 use super::{
+    hash_slots::{self, HashSlots},
     lock,
-    slots::{self, Slots},
 };
 use crate::node::{Changes, Node, Reply, Request, Session};
 
@@ -28,7 +28,7 @@ pub struct Server {
     turn: Turns<()>,
     start: Instant,
     /// The view of the cluster, or `None` outside of one.
-    view: Mutex<Option<Arc<Mutex<Slots>>>>,
+    view: Mutex<Option<Arc<Mutex<HashSlots>>>>,
 }
 
 struct State {
@@ -52,7 +52,7 @@ struct State {
 }
 
 impl Server {
-    pub fn new(index: usize, epoch: i64, view: Option<Arc<Mutex<Slots>>>) -> Arc<Self> {
+    pub fn new(index: usize, epoch: i64, view: Option<Arc<Mutex<HashSlots>>>) -> Arc<Self> {
         let node = Node::new();
         let state = State {
             deaths: 0,
@@ -151,11 +151,11 @@ impl Server {
 
     fn redirect(&self, node: &Node, request: &Request, asking: bool) -> Option<Reply> {
         let view = lock(&self.view);
-        let slots = lock(view.as_ref()?);
+        let hash_slots = lock(view.as_ref()?);
         if request[0].eq_ignore_ascii_case(b"cluster") {
-            return Some(slots.reply());
+            return Some(hash_slots.reply());
         }
-        slots.redirect(self.index, slots::keys(request), asking, |key| node.has(key))
+        hash_slots.redirect(self.index, hash_slots::keys(request), asking, |key| node.has(key))
     }
 
     /// Ends the process. `loses` says that its keys were in memory only.
@@ -219,11 +219,11 @@ impl Server {
         state.backlog.clear();
         let mut view = lock(&self.view);
         // The last view of a server that hears of no others.
-        *view = view.take().map(|slots| Arc::new(Mutex::new(lock(&slots).clone())));
+        *view = view.take().map(|shared| Arc::new(Mutex::new(lock(&shared).clone())));
     }
 
     /// Sets the view of the cluster.
-    pub fn join(&self, view: Option<Arc<Mutex<Slots>>>) {
+    pub fn join(&self, view: Option<Arc<Mutex<HashSlots>>>) {
         *lock(&self.view) = view;
     }
 }

@@ -30,7 +30,7 @@ pub struct Wrappers {
     pub leases: Option<u32>,
     pub coalesce: bool,
     pub resp3: bool,
-    /// `true` if all accounts of a key are in one slot of a cluster.
+    /// `true` if all accounts of a key are in one hash slot of a cluster.
     pub hash_tag: bool,
     pub on_failure: OnFailure,
     /// `true` if the processes are counted.
