@@ -1,7 +1,7 @@
 //! The hash slots of a cluster as its servers see them: the shard of each one, the primary of each shard,
 //! and a hash slot that moves.
 
-use crate::node::{Reply, Request};
+use crate::node::{Node, Reply, Request};
 
 const COUNT: u16 = 16_384;
 
@@ -89,15 +89,17 @@ impl HashSlots {
     }
 }
 
-/// Returns the keys of a script call.
+/// Returns the keys of a script call, or the key of a command.
 pub fn keys(request: &Request) -> &[Vec<u8>] {
-    let count = match request.get(..3) {
+    let range = match request.get(..3) {
         Some([name, _, count]) if name.to_ascii_lowercase().starts_with(b"eval") => {
-            str::from_utf8(count).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0)
+            let count = str::from_utf8(count).ok().and_then(|count| count.parse::<usize>().ok());
+            3..3 + count.unwrap_or(0)
         }
-        _ => 0,
+        Some([name, ..]) if Node::writes(name) => 1..2,
+        _ => 0..0,
     };
-    request.get(3..3 + count).unwrap_or_default()
+    request.get(range).unwrap_or_default()
 }
 
 /// Returns the hash slot of a key: the CRC-16 of the text in its braces.
