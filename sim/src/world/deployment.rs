@@ -99,19 +99,13 @@ impl Deployment {
 
     /// Returns the server that ran the last script.
     fn last(&self) -> &Arc<Server> {
-        let last = self.servers.iter().max_by_key(|server| server.last_script().0);
+        let last = self.servers.iter().max_by_key(|server| server.last_script().at);
         last.expect("a server")
     }
 
-    /// Returns the clock of the server that ran the last script, at that script.
-    pub fn last_script(&self) -> Duration {
-        self.last().last_script().1
-    }
-
-    /// Returns the instant of the last script, with the clock of its server.
-    pub fn last_run(&self) -> Script {
-        let (at, clock) = self.last().last_script();
-        Script { at, clock }
+    /// Returns the last script of all servers.
+    pub fn last_script(&self) -> Script {
+        self.last().last_script()
     }
 
     /// Returns the clock of the server that ran the last script.

@@ -13,6 +13,7 @@ use tokio::{
 };
 
 use super::{
+    calls::Script,
     hash_slots::{self, HashSlots},
     lock,
 };
@@ -39,8 +40,7 @@ struct State {
     /// The Unix time at the start, and the steps of the clock since then, in microseconds.
     epoch: i64,
     connections: Vec<AbortHandle>,
-    /// The clock at the last script, and the instant of that script.
-    last_script: (Instant, Duration),
+    last_script: Script,
     commands: u64,
     scripts: u64,
     /// The server's clock at each script that ran to its end.
@@ -59,7 +59,7 @@ impl Server {
             work: Duration::ZERO,
             epoch,
             connections: Vec::new(),
-            last_script: (Instant::now(), Duration::ZERO),
+            last_script: Script { at: Instant::now(), clock: Duration::ZERO },
             commands: 0,
             scripts: 0,
             clocks: Vec::new(),
@@ -97,8 +97,7 @@ impl Server {
         lock(&self.state).epoch + elapsed
     }
 
-    /// Returns the instant of the last script, and the server's clock at that instant.
-    pub fn last_script(&self) -> (Instant, Duration) {
+    pub fn last_script(&self) -> Script {
         lock(&self.state).last_script
     }
 
@@ -138,7 +137,7 @@ impl Server {
         // Processes that register do so in the background.
         let registers = request.get(3).is_some_and(|key| key.ends_with(b":instances"));
         if request[0].starts_with(b"EVAL") && !registers {
-            state.last_script = (Instant::now(), clock);
+            state.last_script = Script { at: Instant::now(), clock };
             // The client repeats a script that the server does not have, or not any more.
             if !matches!(reply, Reply::Error(_)) {
                 state.scripts += 1;
