@@ -9,7 +9,6 @@ mod bursts;
 mod calls;
 mod capability;
 mod client;
-mod concurrency;
 mod deployment;
 mod effects;
 mod exact;
@@ -246,7 +245,6 @@ impl World {
         let [few, many] = self.rules.queued;
         self.story.record("world", || format!("keys q, which queue: {few:?}, at times {many:?}"));
         self.story.record("world", || format!("keys a, adjusted: {:?}", self.rules.adjusted));
-        self.story.record("world", || format!("keys s, with slots: {:?}", self.rules.slots));
         self.story
             .record("world", || format!("keys h, with {} slots on a server", self.rules.held));
         for place in &self.places {
