@@ -18,7 +18,7 @@ use tower_sluice::{
 };
 
 use super::{
-    MARGIN, World,
+    MARGIN, PATIENCE, World,
     asks::{self, Handler},
     capability::Capability,
     lock,
@@ -139,8 +139,14 @@ async fn send(world: &World, call: Call, patience: Duration) {
     let last = World::patience(at, begin) * at.wrappers.budget;
     let (most, took) = (least + last + MARGIN, world.story.now() - begin);
     let Some(denial) = decision.filter(|it| !it.is_allowed()) else { return };
-    // A process without servers that fails closed has nothing to wait for.
-    let early = took < least && denial.source() != Source::FailedClosed;
+    let may_be_early = match denial.source() {
+        // A process without servers has nothing to wait for.
+        Source::FailedClosed => true,
+        // An answer that is late ends a wait.
+        Source::Busy => took >= PATIENCE * at.wrappers.budget,
+        _ => false,
+    };
+    let early = took < least && !may_be_early;
     if early || took > most && *lock(&at.disturbed) < begin {
         let text = format!("{} denied by {} after {took:?}", at.name, denial.source());
         world.story.violate("holds", format!("{text} instead of {least:?} to {most:?}"));
