@@ -5,14 +5,11 @@
 //! the median of each round's ratio to the group's first subject.
 #![expect(clippy::print_stdout, reason = "prints a table")]
 
-#[path = "support/hello.rs"]
-mod hello;
-
 use std::{
     convert::Infallible,
     future::ready,
     hint::black_box,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr},
     num::NonZeroU32,
     pin::pin,
     task::{Context, Waker},
@@ -20,13 +17,8 @@ use std::{
 };
 
 use governor::RateLimiter;
-use hello::{Body, Hello};
-use http::{Request, Response};
 use tower::{Layer, Service, limit::GlobalConcurrencyLimitLayer, service_fn};
-use tower_sluice::{
-    Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, rule::RuleName,
-    store::Charge,
-};
+use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
 
 /// Consecutive calls before the next subject's turn.
 const BATCH: usize = 1_000;
@@ -48,8 +40,6 @@ fn main() {
     store(rounds, "store, 1 000 000 keys, allowed", MILLION, AMPLE);
     store(rounds, "store, 1 000 000 keys, denied", MILLION, 1);
     slots(rounds);
-    layer(rounds, "layer, one hot key", HOT);
-    layer(rounds, "layer, 100 000 keys", MANY);
 }
 
 /// Returns a quota of `units` per second, or of one per hour if `units` is 1.
@@ -127,64 +117,6 @@ fn slots(rounds: usize) {
             ("LocalStore, slot and rate", timed(HOT, |address| take(&[slots, rate], address))),
         ],
     );
-}
-
-fn layer(rounds: usize, title: &str, keys: u32) {
-    // Each subject has its own store, so that none finds accounts in the cache that another has
-    // used.
-    let layer = |units, headers| {
-        let layer = RateLimitLayer::new(PeerIp::new(), quotas(units).0, LocalStore::new());
-        served(keys, layer.headers(headers).layer(Hello))
-    };
-    // The body of this service cannot contain another one.
-    let held = |headers| {
-        let both = [Quota::concurrent(100), quotas(AMPLE).0];
-        let layer = RateLimitLayer::new(PeerIp::new(), both, LocalStore::new());
-        let layer = layer.headers(headers).hold_with(|body: Body, slot| {
-            drop(slot);
-            body
-        });
-        served(keys, layer.layer(Hello))
-    };
-    let (told, quiet) = (Headers::default(), Headers::None);
-    compare(
-        rounds,
-        title,
-        vec![
-            ("admitted, with headers", layer(AMPLE, told)),
-            ("admitted, without", layer(AMPLE, quiet)),
-            ("slot and rate, with headers", held(told)),
-            ("slot and rate, without", held(quiet)),
-            ("denied, with headers", layer(1, told)),
-            ("denied, Retry-After only", layer(1, quiet)),
-            ("bare service", served(keys, Hello)),
-        ],
-    );
-}
-
-/// Measures the whole service. Requests are created in advance; dropping responses is included.
-fn served<'a, S>(keys: u32, mut service: S) -> Box<dyn FnMut() -> f64 + 'a>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + 'a,
-{
-    let mut serve = move |request| {
-        let mut cx = Context::from_waker(Waker::noop());
-        assert!(service.poll_ready(&mut cx).is_ready());
-        assert!(pin!(service.call(request)).poll(&mut cx).is_ready());
-    };
-    let request = |key| {
-        let mut request = Request::new(Body::default());
-        request.extensions_mut().insert(SocketAddr::new(address(key), 4000));
-        request
-    };
-    (0..keys).for_each(|key| serve(request(key)));
-    let mut keys = random(keys);
-    Box::new(move || {
-        let batch: Vec<_> = (0..BATCH).map(|_| request(keys())).collect();
-        let start = Instant::now();
-        batch.into_iter().for_each(|request| serve(black_box(request)));
-        start.elapsed().as_nanos() as f64 / BATCH as f64
-    })
 }
 
 fn address(key: u32) -> IpAddr {

@@ -7,9 +7,8 @@ use std::{
 
 use futures::future::{BoxFuture, join_all};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo,
+    AsyncConnectionConfig, Cmd,
     aio::{ConnectionLike, MultiplexedConnection},
-    io::tcp::TcpSettings,
 };
 use tokio::{
     runtime::{Builder, Runtime},
@@ -20,7 +19,7 @@ use tower_sluice::{Quota, RedisStore, StoreExt};
 use crate::{
     case::Case,
     forms,
-    server::Server,
+    server::{Server, client},
     stats::{AtLeast, AtMost, Series},
 };
 
@@ -137,7 +136,7 @@ fn current() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-pub(crate) fn threads() -> Runtime {
+fn threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
@@ -164,14 +163,10 @@ async fn subjects(server: &mut Server, row: &Row) -> Vec<Subject> {
     subjects
 }
 
-/// Connects with the settings of the store.
 async fn connect(url: &str) -> MultiplexedConnection {
-    let info = url.into_connection_info().expect("an address");
-    let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
-    let client = Client::open(info).expect("an address");
     // A busy machine may need more than half a second.
     let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(5)));
-    let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+    let connection = client(url).get_multiplexed_async_connection_with_config(&config).await;
     connection.expect("the server answers")
 }
 

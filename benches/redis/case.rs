@@ -9,7 +9,6 @@ use tower_sluice::{Key, Quota, RedisStore, StoreExt, rule::RuleName, store::Char
 use crate::{
     record::{Call, Recorder},
     server::Server,
-    wire::pack,
 };
 
 /// A request to the store, with several rules of several quotas each.
@@ -69,5 +68,5 @@ impl Case {
 
 pub(crate) fn evalsha(sha: &str, mut args: Vec<Vec<u8>>) -> Vec<u8> {
     args.splice(0..0, ["EVALSHA".into(), sha.into()]);
-    pack(&args)
+    redis::pack_command(&args)
 }

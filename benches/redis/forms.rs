@@ -1,11 +1,11 @@
 //! The compared commands: those that the store sends, and well-known ones.
 
+use redis::Value;
 use tower_sluice::{Algorithm, Quota};
 
 use crate::{
     case::{Case, evalsha},
     server::Server,
-    wire::pack,
 };
 
 const KEYS: u32 = 1_000;
@@ -68,7 +68,7 @@ fn known(server: &mut Server) -> Vec<Form> {
     vec![
         plain(PLAIN, ["600000", "6000000000000"]),
         plain("plain microsecond script, denied", ["3600000000", "3600000000"]),
-        Form { name: "PING", commands: vec![pack(&["PING"])] },
+        Form { name: "PING", commands: vec![redis::cmd("PING").get_packed_command()] },
         Form { name: "EVALSHA return 1", commands: vec![evalsha(&empty, vec!["0".into()])] },
     ]
 }
@@ -101,7 +101,8 @@ fn decisions(server: &mut Server) -> Vec<Form> {
         server.play(commands.iter());
         // The commands of a form do what its name says, on valid accounts.
         let last = server.ask(&commands[0]);
-        let (said, healed) = (last.bytes()[9] == 1, last.bytes()[13]);
+        let Value::BulkString(bytes) = &last else { panic!("{}: {last:?}", case.name) };
+        let (said, healed) = (bytes[9] == 1, bytes[13]);
         assert!(said == is_allowed && healed == 0, "{}: {last:?}", case.name);
         Form { name: case.name, commands }
     };

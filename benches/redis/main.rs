@@ -10,13 +10,11 @@
 //!   redis-rs over one connection, and the store with a call per decision. The argument `callers`
 //!   runs this part alone, and `slots` only its slots, whose frees are included, beside a rate.
 //!
-//! The argument `beside` prints only the waits of 1,000 keys with and without a hot key, which asks for 15
-//! times its limit, and `instructions` only the server's instructions per call (requires valgrind).
+//! The argument `instructions` prints only the server's instructions per call (requires valgrind).
 //!
 //! Times are medians over all rounds. Ratios are medians of each round's ratio.
 #![expect(clippy::print_stdout, reason = "prints tables")]
 
-mod beside;
 mod callers;
 mod case;
 mod forms;
@@ -25,7 +23,6 @@ mod record;
 mod server;
 mod stats;
 mod throughput;
-mod wire;
 
 use server::Server;
 
@@ -41,9 +38,6 @@ fn main() {
     }
     let mut server = Server::start();
     println!("{}, {rounds} rounds\n", server.about());
-    if has("beside") {
-        return beside::run(&server, rounds);
-    }
     if !has("callers") && !has("slots") {
         throughput::run(&mut server, rounds);
     }

@@ -9,15 +9,18 @@ use std::{
     time::Duration,
 };
 
-use crate::wire::{Reply, Wire};
+use redis::{
+    Client, Connection, FromRedisValue, InfoDict, IntoConnectionInfo, RedisResult, Value,
+    io::tcp::TcpSettings,
+};
 
 pub(crate) struct Server {
     process: Child,
     /// The files of callgrind, if it counts the server's instructions.
     counts: Option<PathBuf>,
     pinned: bool,
-    pub(crate) port: u16,
-    control: Wire,
+    port: u16,
+    control: Connection,
 }
 
 impl Server {
@@ -30,7 +33,7 @@ impl Server {
             Some(process) => (process, true),
             None => (spawn(&[&program], port).expect("the server is installed"), false),
         };
-        Self { process, counts: None, pinned, port, control: connect(port) }
+        Self { process, counts: None, pinned, port, control: wait_for(port) }
     }
 
     /// Starts a server whose instructions can be counted.
@@ -42,7 +45,7 @@ impl Server {
         let words = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", &file, &program];
         let port = free_port();
         let process = spawn(&words, port).expect("valgrind is installed");
-        let control = connect(port);
+        let control = wait_for(port);
         Self { process, counts: Some(counts), pinned: false, port, control }
     }
 
@@ -73,10 +76,14 @@ impl Server {
     }
 
     pub(crate) fn about(&mut self) -> String {
-        let version = self.info("server", "redis_version");
+        let info: InfoDict = self.call(&["INFO", "server"]);
+        let version: String = info.get("redis_version").expect("a version");
         let pinned = if self.pinned { "pinned to CPU 0" } else { "not pinned: no taskset here" };
-        let valkey = self.call(&["INFO", "server"]).text().contains("valkey_version");
-        let name = if valkey { "Valkey, compatible with Redis" } else { "Redis" };
+        let name = if info.contains_key(&"valkey_version") {
+            "Valkey, compatible with Redis"
+        } else {
+            "Redis"
+        };
         format!("{name} {version}, {pinned}")
     }
 
@@ -84,66 +91,60 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    pub(crate) fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Reply {
-        self.control.call(args)
+    fn call<T: FromRedisValue>(&mut self, words: &[&str]) -> T {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]).query(&mut self.control).expect("the server answers")
     }
 
     /// Returns the answer to a packed command.
-    pub(crate) fn ask(&mut self, packed: &[u8]) -> Reply {
-        self.control.send(packed);
-        self.control.read()
+    pub(crate) fn ask(&mut self, packed: &[u8]) -> Value {
+        self.control.send_packed_command(packed).expect("the server reads");
+        read(&mut self.control)
     }
 
     /// Sends packed commands and waits for all answers.
     pub(crate) fn play<'a>(&mut self, packed: impl Iterator<Item = &'a Vec<u8>>) {
         let packed: Vec<_> = packed.collect();
         for some in packed.chunks(100) {
-            self.control.send(&some.iter().copied().flatten().copied().collect::<Vec<_>>());
-            some.iter().for_each(|_| drop(self.control.read()));
+            let all = some.iter().copied().flatten().copied().collect::<Vec<_>>();
+            self.control.send_packed_command(&all).expect("the server reads");
+            some.iter().for_each(|_| drop(read(&mut self.control)));
         }
     }
 
     /// Loads a script and returns its hash.
     pub(crate) fn load(&mut self, script: &str) -> String {
-        self.call(&["SCRIPT", "LOAD", script]).text()
+        self.call(&["SCRIPT", "LOAD", script])
     }
 
     /// Returns the seconds of CPU that the server has used.
     pub(crate) fn cpu(&mut self) -> f64 {
-        let info = self.call(&["INFO", "cpu"]).text();
-        ["used_cpu_user", "used_cpu_sys"].map(|name| number(&field(&info, name))).iter().sum()
+        let info: InfoDict = self.call(&["INFO", "cpu"]);
+        let used = |name| info.get::<f64>(name).expect("a time");
+        used("used_cpu_user") + used("used_cpu_sys")
     }
 
     /// Returns the number of script calls so far.
     pub(crate) fn script_calls(&mut self) -> f64 {
-        let info = self.call(&["INFO", "commandstats"]).text();
-        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        line.and_then(|line| line.split(',').next()).map_or(0.0, number)
+        let info: InfoDict = self.call(&["INFO", "commandstats"]);
+        let stats = info.get::<String>("cmdstat_evalsha").unwrap_or_default();
+        let calls = stats.strip_prefix("calls=").and_then(|stats| stats.split(',').next());
+        calls.map_or(0.0, |calls| calls.parse().expect("a number"))
     }
 
     /// Logs script calls that take a tenth of a millisecond or longer.
     pub(crate) fn log_long_calls(&mut self) {
-        self.call(&["CONFIG", "SET", "slowlog-log-slower-than", "100"]);
-        self.call(&["SLOWLOG", "RESET"]);
+        self.call::<()>(&["CONFIG", "SET", "slowlog-log-slower-than", "100"]);
+        self.call::<()>(&["SLOWLOG", "RESET"]);
     }
 
     /// Returns the microseconds of the longest logged script call, or 0.
     pub(crate) fn longest_call(&mut self) -> f64 {
-        let Reply::List(entries) = self.call(&["SLOWLOG", "GET", "1000"]) else { return 0.0 };
-        let micros = entries.iter().filter_map(|entry| match entry {
-            Reply::List(fields) => match fields.get(2..4)? {
-                [micros, Reply::List(words)] => {
-                    (words.first()?.bytes() == b"EVALSHA").then(|| micros.int() as f64)
-                }
-                _ => None,
-            },
-            _ => None,
-        });
-        micros.fold(0.0, f64::max)
-    }
-
-    fn info(&mut self, section: &str, name: &str) -> String {
-        field(&self.call(&["INFO", section]).text(), name)
+        // The id, the time, the microseconds, the words, and the client.
+        type Entry = (u64, u64, u32, Vec<Vec<u8>>, String, String);
+        let entries: Vec<Entry> = self.call(&["SLOWLOG", "GET", "1000"]);
+        let scripts = entries.iter().filter(|(_, _, _, words, ..)| words[0] == b"EVALSHA");
+        scripts.map(|(_, _, micros, ..)| f64::from(*micros)).fold(0.0, f64::max)
     }
 }
 
@@ -162,12 +163,30 @@ fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-fn connect(port: u16) -> Wire {
-    let control = (0..500).find_map(|_| {
+/// Returns a client with the settings of the store.
+pub(crate) fn client(url: &str) -> Client {
+    let info = url.into_connection_info().expect("an address");
+    let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+    Client::open(info).expect("an address")
+}
+
+pub(crate) fn connect(url: &str) -> RedisResult<Connection> {
+    client(url).get_connection()
+}
+
+/// Returns the next answer. An error ends the bench.
+pub(crate) fn read(connection: &mut Connection) -> Value {
+    connection.recv_response().and_then(Value::extract_error).expect("the server answers")
+}
+
+/// Returns a connection, once the server listens.
+fn wait_for(port: u16) -> Connection {
+    let url = format!("redis://127.0.0.1:{port}");
+    let connection = (0..500).find_map(|_| {
         sleep(Duration::from_millis(20));
-        Wire::connect(port).ok()
+        connect(&url).ok()
     });
-    control.expect("the server starts")
+    connection.expect("the server starts")
 }
 
 fn spawn(command: &[&str], port: u16) -> Option<Child> {
@@ -175,13 +194,4 @@ fn spawn(command: &[&str], port: u16) -> Option<Child> {
     process.args(&command[1..]).args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
     process.args(["--save", "", "--appendonly", "no"]);
     process.stdin(Stdio::null()).stdout(Stdio::null()).spawn().ok()
-}
-
-fn field(info: &str, name: &str) -> String {
-    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("INFO has no {name}")).to_owned()
-}
-
-fn number(text: &str) -> f64 {
-    text.parse().expect("a number")
 }

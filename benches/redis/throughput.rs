@@ -1,10 +1,11 @@
 //! Server CPU per decision.
 
+use redis::Connection;
+
 use crate::{
     forms::{self, Form, LEAN, PLAIN, POOL, SHARE, THREE_QUOTAS, THREE_RULES},
-    server::Server,
+    server::{Server, connect, read},
     stats::{AtMost, Series},
-    wire::Wire,
 };
 
 const CONNECTIONS: usize = 50;
@@ -17,7 +18,7 @@ const OTHERS: [(&str, &str); 3] =
 
 pub(crate) fn run(server: &mut Server, rounds: usize) {
     let forms = forms::all(server);
-    let mut load = Load::new(server.port);
+    let mut load = Load::new(&server.url());
     let mut times = vec![[Series::default(), Series::default()]; forms.len()];
     let mut turns = vec![0; forms.len()];
     for round in 0..rounds {
@@ -72,28 +73,26 @@ fn print_times(times: &Named<'_>) {
 }
 
 /// Connections that keep the server busy.
-struct Load {
-    wires: Vec<Wire>,
-}
+struct Load(Vec<Connection>);
 
 impl Load {
-    fn new(port: u16) -> Self {
-        let wire = |_| Wire::connect(port).expect("the server listens");
-        Self { wires: (0..CONNECTIONS).map(wire).collect() }
+    fn new(url: &str) -> Self {
+        Self((0..CONNECTIONS).map(|_| connect(url).expect("the server listens")).collect())
     }
 
     /// Sends at least `count` commands, continuing with the key after the last turn's.
     fn play(&mut self, form: &Form, next: &mut usize, depth: usize, count: usize) {
         for _ in 0..count.div_ceil(depth * CONNECTIONS) {
-            for wire in &mut self.wires {
+            for connection in &mut self.0 {
                 let commands = (0..depth).flat_map(|_| {
                     *next += 1;
                     &form.commands[*next % form.commands.len()]
                 });
-                wire.send(&commands.copied().collect::<Vec<_>>());
+                let commands = commands.copied().collect::<Vec<_>>();
+                connection.send_packed_command(&commands).expect("the server reads");
             }
-            for wire in &mut self.wires {
-                (0..depth).for_each(|_| drop(wire.read()));
+            for connection in &mut self.0 {
+                (0..depth).for_each(|_| drop(read(connection)));
             }
         }
     }

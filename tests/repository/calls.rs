@@ -12,6 +12,8 @@ use std::{
 
 use serde_json::Value;
 
+use crate::files::read;
+
 /// The methods with an [answer](tower_sluice::store::Answer), and their arguments.
 const ANSWERS: [(&str, &str); 8] = [
     ("take", r#""alice", &QUOTA, 1"#),
@@ -100,8 +102,7 @@ fn compile(name: &str, function: impl Fn(&str, &str) -> String) -> BTreeMap<&'st
 
 #[test]
 fn every_method_has_a_form_for_stores_that_can_fail() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/limiter.rs");
-    let text = fs::read_to_string(file).expect("the source");
+    let text = read("src/limiter.rs");
     let (_, text) = text.split_once("impl<S: Store> Limiter<S> {").expect("its methods");
     let (text, _) = text.split_once("\n}\n").expect("an end");
     let declared = text.lines().filter_map(|line| {

@@ -6,12 +6,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::{Path, PathBuf},
 };
 
 use serde_json::Value;
 
-use crate::manifest::packages_of_this_workspace;
+use crate::{
+    files::{all, root},
+    manifest::packages_of_this_workspace,
+};
 
 const PLACES: [&str; 13] = [
     ".github",
@@ -32,10 +34,6 @@ const PLACES: [&str; 13] = [
 const CASES: [&str; 2] = ["tests/repository/commands.rs", "tests/repository/reruns.rs"];
 /// Names that stand for any target.
 const ANY: [&str; 2] = ["NAME", "{test}"];
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// A package with its targets, as (kind, name) and the features that each needs, and its features
 /// with the features that each implies.
@@ -142,29 +140,13 @@ fn commands(text: &str) -> Vec<String> {
     found
 }
 
-fn files(path: &Path, found: &mut Vec<PathBuf>) {
-    if path.is_dir() {
-        for entry in fs::read_dir(path).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            if !["target", "node_modules"].iter().any(|name| path.ends_with(name)) {
-                files(&path, found);
-            }
-        }
-    } else {
-        found.push(path.to_owned());
-    }
-}
-
 #[test]
 fn every_command_names_a_target_of_its_package() {
     let packages = packages_of_this_workspace();
     let packages: BTreeMap<_, _> =
         packages.iter().map(|(name, package)| (name.clone(), Package::read(package))).collect();
-    let (mut paths, mut checked) = (Vec::new(), 0);
-    for place in PLACES {
-        files(&root().join(place), &mut paths);
-    }
-    for path in paths {
+    let mut checked = 0;
+    for path in PLACES.into_iter().flat_map(all) {
         let name = path.strip_prefix(root()).expect("below the root").display().to_string();
         let Ok(text) = fs::read_to_string(&path) else { continue };
         if CASES.contains(&name.as_str()) {

@@ -1,6 +1,6 @@
 //! The documents must be readable in a terminal, and name files that exist.
 
-use std::{fs, path::Path};
+use crate::files::{all, has_ending, read, root};
 
 /// The most columns of one cell.
 const MOST_COLUMNS: usize = 100;
@@ -23,8 +23,7 @@ fn cells(text: &str) -> impl Iterator<Item = (usize, &str)> {
 #[test]
 fn no_table_cell_is_wider_than_a_terminal() {
     for name in DOCUMENTS {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
-        let text = fs::read_to_string(path).expect(name);
+        let text = read(name);
         assert!(cells(&text).count() > 10, "{name}: no table found");
         for (line, cell) in cells(&text) {
             let columns = cell.chars().count();
@@ -35,8 +34,7 @@ fn no_table_cell_is_wider_than_a_terminal() {
 
 #[test]
 fn no_line_of_the_readme_is_wider_than_a_terminal() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    for (index, line) in fs::read_to_string(path).expect("README.md").lines().enumerate() {
+    for (index, line) in read("README.md").lines().enumerate() {
         let columns = line.chars().count();
         assert!(columns <= MOST_COLUMNS, "README.md:{}: {columns} columns: {line}", index + 1);
     }
@@ -45,15 +43,14 @@ fn no_line_of_the_readme_is_wider_than_a_terminal() {
 /// One command runs the main job on the embedded store, and one passes all tests.
 #[test]
 fn the_readme_starts_with_the_commands_of_a_checkout() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let readme = fs::read_to_string(root.join("README.md")).expect("text");
+    let readme = read("README.md");
     let (start, _) = readme.split_once("\n## ").expect("a section");
     for command in ["`cargo run --example quickstart`", "`scripts/test`"] {
         assert!(start.contains(command), "{command} in {start}");
     }
-    let example = fs::read_to_string(root.join("examples/quickstart.rs")).expect("an example");
+    let example = read("examples/quickstart.rs");
     assert!(example.contains("RateLimitLayer::per_ip"), "the embedded store");
-    let script = fs::read_to_string(root.join("scripts/test")).expect("a script");
+    let script = read("scripts/test");
     assert!(script.contains("scripts/servers"), "it installs the servers");
 }
 
@@ -72,10 +69,7 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn the_files_that_documents_name_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let guide = fs::read_dir(root.join("src/guide")).expect("the guide");
-    let guide = guide.map(|entry| entry.expect("an entry").path());
-    let pages = guide.filter(|path| path.extension().is_some_and(|it| it == "md"));
+    let pages = all("src/guide").into_iter().filter(|path| has_ending(path, &["md"]));
     // Not the README, which names files of a new project.
     let names = [
         "SECURITY.md",
@@ -86,13 +80,13 @@ fn the_files_that_documents_name_exist() {
         "sim/README.md",
     ];
     let mut count = 0;
-    for page in pages.chain(names.map(|name| root.join(name))) {
-        let text = fs::read_to_string(&page).expect("text");
+    for page in pages.chain(names.map(|name| root().join(name))) {
+        let text = read(&page);
         // Blocks of code, whose fences would swap code and text.
         let text: String = text.split("```").step_by(2).collect();
         for path in paths(&text) {
             count += 1;
-            assert!(root.join(path).exists(), "{}: there is no `{path}`", page.display());
+            assert!(root().join(path).exists(), "{}: there is no `{path}`", page.display());
         }
         let marked = text.lines().any(|line| line.starts_with("<<<<<<<"));
         assert!(!marked, "{}: an unfinished merge", page.display());
@@ -101,20 +95,19 @@ fn the_files_that_documents_name_exist() {
 }
 
 /// Returns the file of a module of a test program, or of the library.
-fn module(root: &Path, program: &str, path: &[&str]) -> String {
-    let folder = if program == "lib" { root.join("src") } else { root.join("tests").join(program) };
-    let file = folder.join(path.join("/"));
+fn module(program: &str, path: &[&str]) -> String {
+    let folder = if program == "lib" { "src".to_owned() } else { format!("tests/{program}") };
+    let file = root().join(folder).join(path.join("/"));
     let file = [file.with_extension("rs"), file.join("mod.rs")].into_iter().find(|it| it.exists());
-    fs::read_to_string(file.expect("a module")).expect("text")
+    read(file.expect("a module"))
 }
 
 #[test]
 fn each_known_defect_names_a_test_or_a_seed() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let text = fs::read_to_string(root.join("tests/defects.md")).expect("text");
+    let text = read("tests/defects.md");
     let (_, defects) = text.split_once("| what a user would have seen |").expect("a table");
     let rows: Vec<_> = defects.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
-    let seeds = fs::read_to_string(root.join("sim/seeds.txt")).expect("seeds");
+    let seeds = read("sim/seeds.txt");
     for row in &rows {
         let shown = row.trim_end_matches([' ', '|']).rsplit(" | ").next().expect("a cell");
         if let Some(seed) = shown.strip_prefix("seed ") {
@@ -125,7 +118,7 @@ fn each_known_defect_names_a_test_or_a_seed() {
             shown.trim_matches('`').split_once(' ').expect("a program and a path");
         let path: Vec<_> = path.split("::").collect();
         let (test, path) = path.split_last().expect("a test");
-        let text = module(root, program, path);
+        let text = module(program, path);
         assert!(text.contains(&format!("fn {test}")), "{row}");
     }
     assert!(rows.len() > 15, "{} rows", rows.len());

@@ -1,10 +1,8 @@
 //! Floors of the modules: each module imports only modules below its own floor.
 
-use std::{
-    collections::HashMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::HashMap, path::PathBuf};
+
+use crate::files::{read, root, sources};
 
 /// The floor of every module. `name` is one file (or its folder's `mod.rs`), `name/*` a whole
 /// folder, whose files may name each other. Modules of one floor may not name each other.
@@ -173,35 +171,25 @@ fn violations(files: &[File]) -> Vec<String> {
     violations
 }
 
-fn source() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
-}
-
-fn files(folder: &Path) -> Vec<File> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            files.extend(self::files(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).expect("text");
-            let path = path.strip_prefix(source()).expect("a path in src");
-            let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
-            files.push(File::new(&parts.join("/"), &text));
-        }
-    }
-    files
+fn files() -> Vec<File> {
+    let src = root().join("src");
+    let file = |path: PathBuf| {
+        let inside = path.strip_prefix(&src).expect("a path in src");
+        let parts: Vec<_> = inside.iter().map(|part| part.to_string_lossy()).collect();
+        File::new(&parts.join("/"), &read(&path))
+    };
+    sources(&src).into_iter().map(file).collect()
 }
 
 #[test]
 fn imports_point_down() {
-    let violations = violations(&files(&source()));
+    let violations = violations(&files());
     assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
 #[test]
 fn every_entry_is_a_module() {
-    let files = files(&source());
+    let files = files();
     for (entry, _) in FLOORS {
         let module = entry.trim_end_matches("/*");
         let known = files.iter().any(|file| file.module == module);

@@ -3,6 +3,7 @@
 mod calls;
 mod commands;
 mod documents;
+mod files;
 mod floors;
 mod manifest;
 mod mistakes;

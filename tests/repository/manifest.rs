@@ -4,13 +4,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    path::Path,
     process::Command,
 };
 
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::files::read;
 
 const MOST_PACKAGES: usize = 31;
 /// The most packages that the quickstart builds.
@@ -110,8 +110,7 @@ fn the_features_of_the_tests_are_those_of_the_library() {
 
 #[test]
 fn the_readme_states_the_numbers_of_packages() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = fs::read_to_string(path).expect("README.md");
+    let readme = read("README.md");
     let flags: [&[&str]; 3] =
         [&[], &["--no-default-features", "--features=axum,tracing"], &["--no-default-features"]];
     let [all, less, none] = flags.map(|flags| tree("no-dev", flags).len());
@@ -144,8 +143,7 @@ fn no_dependency_needs_a_later_rust() {
 /// Includes tests and examples, because a build script runs on every machine that builds them.
 #[test]
 fn every_package_comes_from_the_registry_with_a_checksum() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock");
-    let lock = fs::read_to_string(path).expect("Cargo.lock");
+    let lock = read("Cargo.lock");
     let (mut sources, mut ours) = (BTreeSet::new(), Vec::new());
     for package in lock.split("[[package]]").skip(1) {
         let field = |name: &str| {
@@ -169,8 +167,7 @@ fn every_package_comes_from_the_registry_with_a_checksum() {
 
 #[test]
 fn every_licence_is_one_of_those_in_deny_toml() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deny.toml");
-    let deny: Deny = toml::from_str(&fs::read_to_string(path).expect("deny.toml")).expect("TOML");
+    let deny: Deny = toml::from_str(&read("deny.toml")).expect("TOML");
     let permissive = deny.licenses.allow;
     for package in metadata() {
         let licence = package["license"].as_str().unwrap_or_default();
@@ -188,8 +185,7 @@ fn every_licence_is_one_of_those_in_deny_toml() {
 /// The README states it as "MSRV is 1.88" or "Rust 1.88", if at all.
 #[test]
 fn the_readme_states_the_rust_version_of_the_manifest() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = fs::read_to_string(path).expect("README.md");
+    let readme = read("README.md");
     for words in ["MSRV is ", "MSRV: ", "Rust "] {
         for rest in readme.split(words).skip(1).filter(|rest| rest.starts_with("1.")) {
             let version = rest.split(|c: char| c != '.' && !c.is_ascii_digit()).next();
@@ -201,8 +197,7 @@ fn the_readme_states_the_rust_version_of_the_manifest() {
 
 #[test]
 fn the_workflow_installs_the_rust_version_of_the_manifest() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".github/workflows/ci.yml");
-    let workflow = fs::read_to_string(path).expect("a workflow");
+    let workflow = read(".github/workflows/ci.yml");
     let installs = workflow.split("toolchain install ").skip(1);
     let oldest: Vec<_> = installs.filter(|rest| rest.starts_with("1.")).collect();
     assert_eq!(oldest.len(), 1);

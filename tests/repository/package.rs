@@ -1,6 +1,8 @@
 //! The files of the published package.
 
-use std::{collections::BTreeSet, fs, path::Path, process::Command};
+use std::{collections::BTreeSet, path::Path, process::Command};
+
+use crate::files::{all, has_ending, root};
 
 /// The files outside of [`FOLDERS`]. cargo creates the last four.
 const TOP: [&str; 13] = [
@@ -25,10 +27,6 @@ const FOLDERS: [(&str, &[&str]); 3] = [
     ("tests/scenarios/", &["json"]),
 ];
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
 fn packed() -> BTreeSet<String> {
     let arguments = ["package", "--list", "--locked", "--allow-dirty"];
     let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output();
@@ -40,29 +38,12 @@ fn packed() -> BTreeSet<String> {
     list.lines().map(|path| path.replace('\\', "/")).collect()
 }
 
-fn ending(path: &str) -> &str {
-    Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or_default()
-}
-
-/// Collects the files of a folder with these extensions, as cargo names them.
-fn there(folder: &Path, endings: &[&str], found: &mut BTreeSet<String>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            there(&path, endings, found);
-        } else if endings.contains(&ending(&path.to_string_lossy())) {
-            let path = path.strip_prefix(root()).expect("below the root");
-            found.insert(path.to_string_lossy().replace('\\', "/"));
-        }
-    }
-}
-
 #[test]
 fn the_package_has_no_unexpected_file() {
     for path in packed() {
         let folder = FOLDERS.iter().find(|(folder, _)| path.starts_with(folder));
         let meant = match folder {
-            Some((_, endings)) => endings.contains(&ending(&path)),
+            Some((_, endings)) => has_ending(Path::new(&path), endings),
             None => TOP.contains(&path.as_str()),
         };
         assert!(
@@ -77,7 +58,12 @@ fn the_package_has_every_expected_file() {
     let packed = packed();
     let mut meant = BTreeSet::new();
     for (folder, endings) in FOLDERS {
-        there(&root().join(folder), endings, &mut meant);
+        let there = all(folder).into_iter().filter(|path| has_ending(path, endings));
+        // As cargo names them.
+        meant.extend(there.map(|path| {
+            let path = path.strip_prefix(root()).expect("below the root");
+            path.to_string_lossy().replace('\\', "/")
+        }));
     }
     // Without a repository, cargo does not record the commit.
     meant.extend(TOP.map(str::to_owned));

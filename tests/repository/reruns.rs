@@ -5,24 +5,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
-use crate::manifest::packages_of_this_workspace;
+use crate::{
+    files::{read, root, sources},
+    manifest::packages_of_this_workspace,
+};
 
 /// Types of `tests/support/servers` that start their own server.
 const SERVERS: [&str; 3] = ["Server::", "Cluster::", "Sentinels::"];
 /// Tests that are processes of other tests, and do nothing by themselves.
 const HELPERS: [&str; 1] = ["worker"];
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn read(path: impl AsRef<Path>) -> String {
-    fs::read_to_string(root().join(path)).expect("a file")
-}
 
 /// Returns the words of a list in the script.
 fn listed<'a>(script: &'a str, name: &str) -> Vec<&'a str> {
@@ -111,24 +105,11 @@ fn each_test_program_is_in_a_list_of_the_script() {
     assert_eq!(listed.len(), given.len(), "each once");
 }
 
-fn sources(folder: PathBuf, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            sources(path, found);
-        } else if path.extension().is_some_and(|end| end == "rs") {
-            found.push(path);
-        }
-    }
-}
-
 /// Proptest finds no place for the cases of a file in `tests`, and another one for those of `src`.
 #[test]
 fn property_tests_keep_their_failing_cases() {
-    let (mut found, mut properties) = (Vec::new(), 0);
-    sources(root().join("tests"), &mut found);
-    sources(root().join("src"), &mut found);
-    for path in found {
+    let mut properties = 0;
+    for path in ["tests", "src"].into_iter().flat_map(sources) {
         let text = read(&path);
         let path = path.strip_prefix(root()).expect("below the root");
         if path == Path::new("tests/repository/reruns.rs") {

@@ -1,6 +1,8 @@
 //! The page of settings has each setting of the code.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::collections::BTreeSet;
+
+use crate::files::{read, sources};
 
 /// The files whose public methods take `self` to change a setting.
 const FILES: [&str; 16] = [
@@ -29,19 +31,8 @@ const OTHERS: [&str; 4] = [
     "write",         // adds fields to a response
 ];
 
-/// Returns the Rust files of a file or folder.
-fn sources(path: &Path) -> Vec<String> {
-    if path.is_file() {
-        return vec![fs::read_to_string(path).expect("text")];
-    }
-    let mut texts = Vec::new();
-    for entry in fs::read_dir(path).expect("a folder") {
-        let entry = entry.expect("an entry").path();
-        if entry.is_dir() || entry.extension().is_some_and(|extension| extension == "rs") {
-            texts.extend(sources(&entry));
-        }
-    }
-    texts
+fn texts(file: &str) -> Vec<String> {
+    sources(file).iter().map(read).collect()
 }
 
 /// Returns the names of public methods that take `self` by value and return the type.
@@ -63,12 +54,11 @@ fn setters(text: &str) -> Vec<&str> {
 
 #[test]
 fn the_page_of_settings_names_every_setting() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = fs::read_to_string(root.join("src/guide/settings.md")).expect("text");
+    let page = read("src/guide/settings.md");
     let mut missing = BTreeSet::new();
     let mut count = 0;
     for file in FILES {
-        let texts = sources(&root.join(file));
+        let texts = texts(file);
         assert!(texts.iter().any(|text| !setters(text).is_empty()), "{file} has no setting");
         for text in &texts {
             for name in setters(text) {
@@ -86,9 +76,8 @@ fn the_page_of_settings_names_every_setting() {
 /// Each row of a table names a method that exists.
 #[test]
 fn the_page_of_settings_names_nothing_else() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = fs::read_to_string(root.join("src/guide/settings.md")).expect("text");
-    let code: String = FILES.iter().flat_map(|file| sources(&root.join(file))).collect();
+    let page = read("src/guide/settings.md");
+    let code: String = FILES.into_iter().flat_map(texts).collect();
     for row in page.lines().filter(|line| line.starts_with("| [`") || line.starts_with("| `")) {
         let cell = row.split('|').nth(1).expect("a cell");
         for name in cell.split('`').skip(1).step_by(2).filter(|name| *name != "calendar") {

@@ -2,32 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
+use crate::files::{read, root, sources};
+
 const SHORTCUTS: [&str; 5] = ["unsafe", "todo!", "unimplemented!", "dbg!", concat!("#[", "ignore")];
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-    found
-}
-
-fn read(path: &Path) -> String {
-    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
 
 /// The lines of code: no comments, no blank lines, and no tests, which end a file.
 fn code(text: &str) -> impl Iterator<Item = &str> {
@@ -52,7 +32,7 @@ fn is_test_file(path: &Path) -> bool {
 
 #[test]
 fn no_source_file_takes_a_shortcut() {
-    for path in sources(&root().join("src")) {
+    for path in sources("src") {
         let text = read(&path);
         for word in SHORTCUTS {
             let line = text.lines().find(|line| {
@@ -66,7 +46,7 @@ fn no_source_file_takes_a_shortcut() {
 
 /// The names that `lib.rs` re-exports.
 fn root_names() -> Vec<String> {
-    let text = read(&root().join("src/lib.rs"));
+    let text = read("src/lib.rs");
     let uses = text.split("\npub use crate::").skip(1).filter_map(|rest| rest.split(';').next());
     let names = uses.flat_map(|tree| tree.split([',', '{', '}', '\n']).map(str::trim));
     let names = names.filter(|name| !name.is_empty() && !name.ends_with("::"));
@@ -151,7 +131,7 @@ fn is_test(name: &str) -> bool {
 
 #[test]
 fn the_readme_names_examples_that_exist() {
-    let text = read(&root().join(README));
+    let text = read(README);
     let names = text.split("--example ").skip(1).map(|rest| {
         let end = |c: char| !c.is_alphanumeric() && c != '_' && c != '-';
         rest.split(end).next().expect("a name")
@@ -165,7 +145,7 @@ fn the_readme_names_examples_that_exist() {
 #[test]
 fn the_proof_of_each_row_of_the_features_exists() {
     const PAGE: &str = "tests/features.md";
-    let text = read(&root().join(PAGE));
+    let text = read(PAGE);
     let cells = text.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit(" | ").next());
     let shown = cells
         .filter(|cell| ["test", "example", "`scripts/"].iter().any(|word| cell.starts_with(word)));
@@ -184,8 +164,8 @@ fn the_proof_of_each_row_of_the_features_exists() {
 /// The page of each question is a module of the guide.
 #[test]
 fn the_readme_links_to_chapters_that_exist() {
-    let guide = read(&root().join("src/guide/mod.rs"));
-    let text = read(&root().join(README));
+    let guide = read("src/guide/mod.rs");
+    let text = read(README);
     let chapters: Vec<_> = text.split("/tower_sluice/guide/").skip(1).collect();
     assert!(chapters.len() > 10, "{README}: {} links", chapters.len());
     for chapter in chapters {

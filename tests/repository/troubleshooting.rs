@@ -1,38 +1,24 @@
 //! The page of troubleshooting has an entry for each warning and error of the sources.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeSet;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("a folder");
-    let paths = entries.map(|entry| entry.expect("an entry").path());
-    let known = |path: &PathBuf| path.is_dir() || path.extension().is_some_and(|it| it == "rs");
-    let inside = |path: PathBuf| if path.is_dir() { sources(&path) } else { vec![path] };
-    paths.filter(known).flat_map(inside).collect()
-}
+use crate::files::{read, root, sources};
 
 /// The code of the sources, without comments, unit tests, and the test tools.
 fn texts() -> Vec<String> {
-    let src = root().join("src");
-    let files = sources(&src).into_iter().filter(|path| !path.starts_with(src.join("testing")));
+    let tools = root().join("src/testing");
+    let files = sources("src").into_iter().filter(|path| !path.starts_with(&tools));
     let code = |text: String| {
         let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
         let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         lines.flat_map(|line| [line, "\n"]).collect()
     };
-    files.map(|path| code(fs::read_to_string(path).expect("text"))).collect()
+    files.map(|path| code(read(path))).collect()
 }
 
 /// The page, with one space between words.
 fn page() -> String {
-    let text = fs::read_to_string(root().join("src/guide/troubleshooting.md")).expect("the page");
+    let text = read("src/guide/troubleshooting.md");
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -128,7 +114,7 @@ fn each_error_has_an_entry() {
 
 /// Returns `true` if the page has a section with this anchor.
 fn has_section(anchor: &str) -> bool {
-    let text = fs::read_to_string(root().join("src/guide/troubleshooting.md")).expect("the page");
+    let text = read("src/guide/troubleshooting.md");
     let headings = text.lines().filter_map(|line| line.strip_prefix("# "));
     let kept = |c: char| c.is_alphanumeric() || c == '-';
     headings
@@ -139,7 +125,7 @@ fn has_section(anchor: &str) -> bool {
 /// The macros of `log.rs` add the field `help`.
 #[test]
 fn each_warning_in_the_log_names_its_section() {
-    let log = fs::read_to_string(root().join("src/log.rs")).expect("text");
+    let log = read("src/log.rs");
     let (_, help) = log.split_once("HELP: &str = \"guide::").expect("the field");
     let (page, anchor) = help.split('"').next().and_then(|it| it.split_once('#')).expect("a link");
     assert!(page == "troubleshooting" && has_section(anchor), "{page}#{anchor}");
@@ -155,8 +141,8 @@ fn each_warning_in_the_log_names_its_section() {
 fn each_error_links_to_its_section() {
     const LINK: &str = "[troubleshooting](crate::guide::troubleshooting#";
     let mut found = 0;
-    for path in sources(&root().join("src")) {
-        let text = fs::read_to_string(&path).expect("text");
+    for path in sources("src") {
+        let text = read(&path);
         for line in text.lines().filter(|line| line.trim().starts_with("impl")) {
             let Some((_, rest)) = line.split_once("Error for ") else { continue };
             let name = rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
@@ -198,7 +184,7 @@ fn each_reason_for_a_missing_or_unusable_key_has_an_entry() {
 #[test]
 fn each_kind_of_redis_error_has_an_entry() {
     let page = page();
-    let text = fs::read_to_string(root().join("src/store/redis/error.rs")).expect("text");
+    let text = read("src/store/redis/error.rs");
     let arms = text.split("Self::").skip(1).filter_map(|arm| arm.split_once(" => \""));
     let kinds: Vec<_> = arms.filter_map(|(_, rest)| rest.split('"').next()).collect();
     assert!(kinds.len() >= 11, "{kinds:?}");

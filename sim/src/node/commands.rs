@@ -16,9 +16,8 @@ pub type Answer = Result<Reply, String>;
 struct Command(&'static str, usize, usize, bool, bool, fn(&mut Data, Args) -> Answer);
 
 const ANY: usize = usize::MAX;
-const COMMANDS: [Command; 29] = [
+const COMMANDS: [Command; 20] = [
     Command("get", 1, 1, false, false, get),
-    Command("set", 2, ANY, true, true, set),
     Command("psetex", 3, 3, true, true, psetex),
     Command("mget", 1, ANY, false, false, mget),
     Command("exists", 1, ANY, false, false, exists),
@@ -30,22 +29,14 @@ const COMMANDS: [Command; 29] = [
     Command("lrange", 3, 3, false, false, lrange),
     Command("lset", 3, 3, true, true, lset),
     Command("lrem", 3, 3, false, true, lrem),
-    Command("llen", 1, 1, false, false, llen),
     Command("rpush", 2, ANY, true, true, rpush),
-    Command("lpush", 2, ANY, true, true, lpush),
     Command("lpop", 1, 1, false, true, lpop),
-    Command("rpop", 1, 1, false, true, rpop),
     Command("zadd", 3, ANY, true, true, sorted::zadd),
     Command("zrem", 2, ANY, false, true, sorted::zrem),
     Command("zcard", 1, 1, false, false, sorted::zcard),
     Command("zcount", 3, 3, false, false, sorted::zcount),
-    Command("zscore", 2, 2, false, false, sorted::zscore),
     Command("zmscore", 2, ANY, false, false, sorted::zmscore),
     Command("zrange", 3, ANY, false, false, sorted::zrange),
-    Command("zrangebyscore", 3, ANY, false, false, sorted::zrangebyscore),
-    Command("zremrangebyrank", 3, 3, false, true, sorted::zremrangebyrank),
-    Command("zremrangebyscore", 3, 3, false, true, sorted::zremrangebyscore),
-    Command("flushall", 0, 1, false, true, flushall),
 ];
 
 /// The effect of a command, known before it runs.
@@ -101,25 +92,10 @@ fn get(data: &mut Data, args: Args) -> Answer {
     Ok(or_nil(data.text(&args[0])?.cloned()))
 }
 
-fn set(data: &mut Data, args: Args) -> Answer {
-    let expires = match &args[2..] {
-        [] => None,
-        [keep] if keep.eq_ignore_ascii_case(b"KEEPTTL") => data.expires(&args[0]).flatten(),
-        [unit, time] if unit.eq_ignore_ascii_case(b"PX") => Some(end_of(data, time, "set")?),
-        _ => return Err("ERR syntax error".into()),
-    };
-    data.set(&args[0], Value::Text(args[1].clone()), expires);
-    Ok(Reply::ok())
-}
-
-fn end_of(data: &Data, time: &[u8], command: &str) -> Result<i64, String> {
-    let end = data.millis().checked_add(integer(time)?).filter(|end| *end > data.millis());
-    end.ok_or_else(|| format!("ERR invalid expire time in '{command}' command"))
-}
-
 fn psetex(data: &mut Data, args: Args) -> Answer {
-    let expires = end_of(data, &args[1], "psetex")?;
-    data.set(&args[0], Value::Text(args[2].clone()), Some(expires));
+    let end = data.millis().checked_add(integer(&args[1])?).filter(|end| *end > data.millis());
+    let end = end.ok_or("ERR invalid expire time in 'psetex' command")?;
+    data.set(&args[0], Value::Text(args[2].clone()), Some(end));
     Ok(Reply::ok())
 }
 
@@ -213,44 +189,17 @@ fn lrem(data: &mut Data, args: Args) -> Answer {
     Ok(count(removed))
 }
 
-fn llen(data: &mut Data, args: Args) -> Answer {
-    Ok(count(data.list(&args[0])?.map_or(0, |list| list.len())))
-}
-
-fn push(data: &mut Data, args: Args, back: bool) -> Answer {
+fn rpush(data: &mut Data, args: Args) -> Answer {
     if data.list(&args[0])?.is_none() {
         data.set(&args[0], Value::List(VecDeque::new()), None);
     }
     let Some(list) = data.list(&args[0])? else { return Ok(Reply::Nil) };
-    for item in &args[1..] {
-        if back { list.push_back(item.clone()) } else { list.push_front(item.clone()) }
-    }
+    list.extend(args[1..].iter().cloned());
     Ok(count(list.len()))
 }
 
-fn rpush(data: &mut Data, args: Args) -> Answer {
-    push(data, args, true)
-}
-
-fn lpush(data: &mut Data, args: Args) -> Answer {
-    push(data, args, false)
-}
-
-fn pop(data: &mut Data, key: &[u8], pop: fn(&mut VecDeque<Vec<u8>>) -> Option<Vec<u8>>) -> Answer {
-    let popped = data.list(key)?.and_then(pop);
-    data.remove_empty(key);
-    Ok(or_nil(popped))
-}
-
 fn lpop(data: &mut Data, args: Args) -> Answer {
-    pop(data, &args[0], VecDeque::pop_front)
-}
-
-fn rpop(data: &mut Data, args: Args) -> Answer {
-    pop(data, &args[0], VecDeque::pop_back)
-}
-
-fn flushall(data: &mut Data, _: Args) -> Answer {
-    data.clear();
-    Ok(Reply::ok())
+    let popped = data.list(&args[0])?.and_then(VecDeque::pop_front);
+    data.remove_empty(&args[0]);
+    Ok(or_nil(popped))
 }

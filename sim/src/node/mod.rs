@@ -117,9 +117,9 @@ impl Node {
         request.iter().any(|part| self.state().data.is_ending(part, millis))
     }
 
-    /// Returns `true` if a request is a command that changes keys, and not a script.
-    pub fn writes(request: &Request) -> bool {
-        commands::effect(&request[0]).is_some_and(|effect| effect.writes)
+    /// Returns `true` if this is a command that changes keys, and not a script.
+    pub fn writes(command: &[u8]) -> bool {
+        commands::effect(command).is_some_and(|effect| effect.writes)
     }
 
     /// Removes a key, as an eviction does.

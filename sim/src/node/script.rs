@@ -79,11 +79,6 @@ impl Scripts {
             let call = move |lua: &Lua, args: MultiValue| call(lua, &state, &args, raises);
             redis.set(name, lua.create_function(call)?)?;
         }
-        for (name, field) in [("status_reply", "ok"), ("error_reply", "err")] {
-            let reply = move |lua: &Lua, text: Text| lua.create_table_from([(field, text)]);
-            redis.set(name, lua.create_function(reply)?)?;
-        }
-        redis.set("sha1hex", lua.create_function(|_, text: Text| Ok(sha(&text.as_bytes())))?)?;
         let library = lua.create_table()?;
         library.set("pack", lua.create_function(structs::pack)?)?;
         library.set("unpack", lua.create_function(structs::unpack)?)?;

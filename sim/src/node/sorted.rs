@@ -34,70 +34,43 @@ fn within(least: &[u8], most: &[u8]) -> Result<impl Fn(f64) -> bool + use<>, Str
     })
 }
 
-/// Removes the members that `gone` names, and a set without members. Returns their number.
-fn remove(data: &mut Data, key: &[u8], gone: impl Fn(usize, f64, &Vec<u8>) -> bool) -> Answer {
-    let Some(set) = data.sorted(key)? else { return Ok(Reply::Integer(0)) };
-    let (before, mut at) = (set.len(), 0);
-    set.retain(|(score, member)| {
-        at += 1;
-        !gone(at - 1, *score, member)
-    });
-    let removed = before - set.len();
-    data.remove_empty(key);
-    Ok(count(removed))
-}
-
 pub fn zadd(data: &mut Data, args: Args) -> Answer {
-    let is_option = |arg: &&Vec<u8>| {
-        ["nx", "xx", "gt", "lt", "ch"].iter().any(|it| arg.eq_ignore_ascii_case(it.as_bytes()))
-    };
-    let options = args[1..].iter().take_while(is_option).count();
-    let (options, pairs) = args[1..].split_at(options);
-    let has = |name: &str| options.iter().any(|it| it.eq_ignore_ascii_case(name.as_bytes()));
-    let (new, old, greater, less) = (has("nx"), has("xx"), has("gt"), has("lt"));
+    let is_old_only = args[1].eq_ignore_ascii_case(b"xx");
+    let pairs = if is_old_only { &args[2..] } else { &args[1..] };
     if pairs.is_empty() || pairs.len() % 2 == 1 {
         return Err("ERR syntax error".into());
-    }
-    if new && old {
-        return Err("ERR XX and NX options at the same time are not compatible".into());
-    }
-    if u8::from(new) + u8::from(greater) + u8::from(less) > 1 {
-        return Err("ERR GT, LT, and/or NX options at the same time are not compatible".into());
     }
     let score = |pair: &[Vec<u8>]| float(&pair[0]).ok_or("ERR value is not a valid float");
     let scores = pairs.chunks(2).map(score).collect::<Result<Vec<_>, _>>()?;
     if data.sorted(&args[0])?.is_none() {
-        if old {
+        if is_old_only {
             return Ok(Reply::Integer(0));
         }
         data.set(&args[0], Value::Sorted(Sorted::new()), None);
     }
     let Some(set) = data.sorted(&args[0])? else { return Ok(Reply::Nil) };
-    let mut changed = 0;
+    let mut added = 0;
     for (score, pair) in scores.into_iter().zip(pairs.chunks(2)) {
-        let at = set.iter().position(|(_, member)| *member == pair[1]);
-        let is_changed = match at {
-            None => !old,
-            Some(at) => {
-                let before = set[at].0;
-                !(new || score == before || greater && score < before || less && score > before)
-            }
-        };
-        if is_changed {
-            drop(at.map(|at| set.remove(at)));
-            let after = set.partition_point(|(other, member)| {
-                *other < score || *other == score && *member < pair[1]
-            });
-            set.insert(after, (score, pair[1].clone()));
+        match set.iter().position(|(_, member)| *member == pair[1]) {
+            Some(at) => drop(set.remove(at)),
+            None if is_old_only => continue,
+            None => added += 1,
         }
-        changed += usize::from(is_changed && (at.is_none() || has("ch")));
+        let after = set.partition_point(|(other, member)| {
+            *other < score || *other == score && *member < pair[1]
+        });
+        set.insert(after, (score, pair[1].clone()));
     }
-    data.remove_empty(&args[0]);
-    Ok(count(changed))
+    Ok(count(added))
 }
 
 pub fn zrem(data: &mut Data, args: Args) -> Answer {
-    remove(data, &args[0], |_, _, member| args[1..].contains(member))
+    let Some(set) = data.sorted(&args[0])? else { return Ok(Reply::Integer(0)) };
+    let before = set.len();
+    set.retain(|(_, member)| !args[1..].contains(member));
+    let removed = before - set.len();
+    data.remove_empty(&args[0]);
+    Ok(count(removed))
 }
 
 pub fn zcard(data: &mut Data, args: Args) -> Answer {
@@ -110,21 +83,13 @@ pub fn zcount(data: &mut Data, args: Args) -> Answer {
     Ok(count(set.map_or(0, |set| set.iter().filter(|(score, _)| within(*score)).count())))
 }
 
-fn scores(data: &mut Data, key: &[u8], members: Args) -> Result<Vec<Reply>, String> {
-    let set = data.sorted(key)?.map(|set| &*set);
+pub fn zmscore(data: &mut Data, args: Args) -> Answer {
+    let set = data.sorted(&args[0])?.map(|set| &*set);
     let score = |member: &Vec<u8>| {
         let found = set.and_then(|set| set.iter().find(|(_, other)| other == member));
         found.map_or(Reply::Nil, |(score, _)| text(*score))
     };
-    Ok(members.iter().map(score).collect())
-}
-
-pub fn zscore(data: &mut Data, args: Args) -> Answer {
-    Ok(scores(data, &args[0], &args[1..])?.remove(0))
-}
-
-pub fn zmscore(data: &mut Data, args: Args) -> Answer {
-    Ok(Reply::Array(scores(data, &args[0], &args[1..])?))
+    Ok(Reply::Array(args[1..].iter().map(score).collect()))
 }
 
 /// Returns the positions that two indices name, which count from the end if negative.
@@ -133,18 +98,6 @@ fn positions(first: i64, last: i64, length: usize) -> impl Fn(usize) -> bool {
     let absolute = |index: i64| if index < 0 { index.saturating_add(length) } else { index };
     let (first, last) = (absolute(first), absolute(last));
     move |at| i64::try_from(at).is_ok_and(|at| (first..=last).contains(&at))
-}
-
-pub fn zremrangebyrank(data: &mut Data, args: Args) -> Answer {
-    let (first, last) = (integer(&args[1])?, integer(&args[2])?);
-    let length = data.sorted(&args[0])?.map_or(0, |set| set.len());
-    let named = positions(first, last, length);
-    remove(data, &args[0], |at, _, _| named(at))
-}
-
-pub fn zremrangebyscore(data: &mut Data, args: Args) -> Answer {
-    let within = within(&args[1], &args[2])?;
-    remove(data, &args[0], |_, score, _| within(score))
 }
 
 /// The options of a range: its order, the members that it skips and returns, and its scores.
@@ -156,14 +109,14 @@ struct Options {
     with_scores: bool,
 }
 
-fn options(mut args: Args, of_zrange: bool) -> Result<Options, String> {
+fn options(mut args: Args) -> Result<Options, String> {
     let mut options = Options::default();
     while let Some(name) = args.first() {
         let mut taken = 1;
         match (name.to_ascii_lowercase().as_slice(), args) {
             (b"withscores", _) => options.with_scores = true,
-            (b"byscore", _) if of_zrange => options.by_score = true,
-            (b"rev", _) if of_zrange => options.reversed = true,
+            (b"byscore", _) => options.by_score = true,
+            (b"rev", _) => options.reversed = true,
             (b"limit", [_, skipped, most, ..]) => {
                 options.limit = Some((integer(skipped)?, integer(most)?));
                 taken = 3;
@@ -175,8 +128,8 @@ fn options(mut args: Args, of_zrange: bool) -> Result<Options, String> {
     Ok(options)
 }
 
-fn range(data: &mut Data, args: Args, options: &Options) -> Answer {
-    let Options { by_score, reversed, limit, with_scores } = *options;
+pub fn zrange(data: &mut Data, args: Args) -> Answer {
+    let Options { by_score, reversed, limit, with_scores } = options(&args[3..])?;
     if limit.is_some() && !by_score {
         let text =
             "ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX";
@@ -209,12 +162,4 @@ fn range(data: &mut Data, args: Args, options: &Options) -> Answer {
         [Some(Reply::Bulk(member)), score].into_iter().flatten()
     };
     Ok(Reply::Array(found.into_iter().flat_map(reply).collect()))
-}
-
-pub fn zrange(data: &mut Data, args: Args) -> Answer {
-    range(data, args, &options(&args[3..], true)?)
-}
-
-pub fn zrangebyscore(data: &mut Data, args: Args) -> Answer {
-    range(data, args, &Options { by_score: true, ..options(&args[3..], false)? })
 }

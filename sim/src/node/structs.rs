@@ -11,40 +11,25 @@ enum Part {
     Chars(usize),
 }
 
-/// The parts of a format, and whether their numbers are little-endian.
-struct Parts<'a> {
-    format: &'a [u8],
-    little: bool,
-}
+/// The parts of a format, whose numbers are little-endian.
+struct Parts<'a>(&'a [u8]);
 
 impl Iterator for Parts<'_> {
-    type Item = Result<(Part, bool)>;
+    type Item = Result<Part>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let (letter, rest) = self.format.split_first()?;
+            let (letter, rest) = self.0.split_first()?;
             let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
             let number = str::from_utf8(&rest[..digits]).ok().and_then(|text| text.parse().ok());
             let sized = matches!(letter, b'i' | b'I' | b'c');
-            self.format = if sized { &rest[digits..] } else { rest };
+            self.0 = if sized { &rest[digits..] } else { rest };
             let part = match letter {
-                b'<' => {
-                    self.little = true;
-                    continue;
-                }
-                b'>' => {
-                    self.little = false;
-                    continue;
-                }
-                b' ' => continue,
-                b'b' => Part::Signed(1),
+                b'<' => continue,
                 b'B' => Part::Unsigned(1),
-                b'h' => Part::Signed(2),
                 b'H' => Part::Unsigned(2),
                 b'i' => Part::Signed(number.unwrap_or(4)),
                 b'I' => Part::Unsigned(number.unwrap_or(4)),
-                b'l' => Part::Signed(8),
-                b'L' => Part::Unsigned(8),
                 b'c' => Part::Chars(number.unwrap_or(1)),
                 other => return Some(fail(&format!("invalid format option '{}'", *other as char))),
             };
@@ -52,7 +37,7 @@ impl Iterator for Parts<'_> {
                 Part::Signed(size) | Part::Unsigned(size) if size == 0 || size > 8 => {
                     fail("integral size of the format is out of bounds")
                 }
-                part => Ok((part, self.little)),
+                part => Ok(part),
             });
         }
     }
@@ -65,8 +50,8 @@ fn fail<T>(text: &str) -> Result<T> {
 /// `struct.pack(format, values…)`
 pub fn pack(lua: &Lua, (format, values): (Text, MultiValue)) -> Result<Text> {
     let (mut out, mut values) = (Vec::new(), values.into_iter());
-    for part in (Parts { format: &format.as_bytes(), little: true }) {
-        let (part, little) = part?;
+    for part in Parts(&format.as_bytes()) {
+        let part = part?;
         let value = values.next().unwrap_or(Value::Nil);
         match part {
             Part::Chars(size) => {
@@ -80,7 +65,7 @@ pub fn pack(lua: &Lua, (format, values): (Text, MultiValue)) -> Result<Text> {
                 let Some(number) = lua.coerce_number(value)? else {
                     return fail("number expected");
                 };
-                out.extend_from_slice(&bytes_of(number, size, little)[..size]);
+                out.extend_from_slice(&bytes_of(number)[..size]);
             }
         }
     }
@@ -89,21 +74,17 @@ pub fn pack(lua: &Lua, (format, values): (Text, MultiValue)) -> Result<Text> {
 
 /// Returns the bytes of a number as C converts it: truncated, in two's complement.
 #[allow(clippy::cast_possible_truncation, reason = "as in C")]
-fn bytes_of(number: f64, size: usize, little: bool) -> [u8; 8] {
+fn bytes_of(number: f64) -> [u8; 8] {
     let whole = if number < 0.0 { (number as i64).cast_unsigned() } else { number as u64 };
-    let mut bytes = whole.to_le_bytes();
-    if !little {
-        bytes[..size].reverse();
-    }
-    bytes
+    whole.to_le_bytes()
 }
 
 /// `struct.unpack(format, text, from)`
 pub fn unpack(lua: &Lua, (format, text, from): (Text, Text, Option<usize>)) -> Result<MultiValue> {
     let (text, mut at) = (text.as_bytes(), from.unwrap_or(1).saturating_sub(1));
     let mut values = Vec::new();
-    for part in (Parts { format: &format.as_bytes(), little: true }) {
-        let (part, little) = part?;
+    for part in Parts(&format.as_bytes()) {
+        let part = part?;
         let size = match part {
             Part::Chars(0) => match values.pop() {
                 #[allow(clippy::cast_possible_truncation, reason = "a length below 2^53")]
@@ -116,8 +97,8 @@ pub fn unpack(lua: &Lua, (format, text, from): (Text, Text, Option<usize>)) -> R
         at += size;
         values.push(match part {
             Part::Chars(_) => Value::String(lua.create_string(bytes)?),
-            Part::Signed(_) => Value::Number(number_of(bytes, little, true)),
-            Part::Unsigned(_) => Value::Number(number_of(bytes, little, false)),
+            Part::Signed(_) => Value::Number(number_of(bytes, true)),
+            Part::Unsigned(_) => Value::Number(number_of(bytes, false)),
         });
     }
     #[allow(clippy::cast_precision_loss, reason = "a position in a short text")]
@@ -126,12 +107,8 @@ pub fn unpack(lua: &Lua, (format, text, from): (Text, Text, Option<usize>)) -> R
 }
 
 #[allow(clippy::cast_precision_loss, reason = "Lua's numbers are doubles")]
-fn number_of(bytes: &[u8], little: bool, signed: bool) -> f64 {
-    let fold = |whole: u64, byte: &u8| whole << 8 | u64::from(*byte);
-    let whole = match little {
-        true => bytes.iter().rev().fold(0, fold),
-        false => bytes.iter().fold(0, fold),
-    };
+fn number_of(bytes: &[u8], signed: bool) -> f64 {
+    let whole = bytes.iter().rev().fold(0, |whole: u64, byte| whole << 8 | u64::from(*byte));
     if signed {
         let unused = 64 - 8 * bytes.len();
         ((whole << unused).cast_signed() >> unused) as f64

@@ -5,13 +5,12 @@ use std::{sync::Mutex, time::Duration};
 use tokio::time::sleep;
 use tower_sluice::{
     Decision, Key, Store, StoreExt, decision::Source, rule::RuleName, store::Charge,
-    testing::FakeClock,
 };
 
 use super::{
     RECOVERY, World,
     capability::Capability,
-    exact::numbers,
+    exact::{Mirror, equal, numbers},
     lock,
     oracle::{Cause, Entry, Loss, excess},
 };
@@ -184,8 +183,8 @@ impl Capability for Adjustments {
         if !world.is_exact() {
             return;
         }
-        let (clock, quota) = (FakeClock::new(), quotas::quota(&mut random, 500));
-        let (model, own, quotas) = (clock.store(64), Key::from(format!("{OWN} {when}")), [quota]);
+        let (mirror, quota) = (Mirror::new(), quotas::quota(&mut random, 500));
+        let (own, quotas) = (Key::from(format!("{OWN} {when}")), [quota]);
         world.story.record("world", || format!("key a{OWN}: {quota:?}"));
         let mut taken: Vec<(u32, Duration, Decision, Decision)> = Vec::new();
         // `true` once units came back, of which a deny cache of another process knows nothing.
@@ -227,8 +226,8 @@ impl Capability for Adjustments {
                     let charge = charge.with_cost(cost);
                     process.run(async { store.undo(&[charge], &real, units) }).await;
                     sleep(SETTLED).await;
-                    clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
-                    model.undo(&[charge], &modelled, units);
+                    mirror.go_on(world.nodes.last_script().clock);
+                    mirror.store.undo(&[charge], &modelled, units);
                     world.story.record(&place.name, || {
                         format!("key a{OWN}: undoes {units:?} of {cost} of {at:?}")
                     });
@@ -241,33 +240,31 @@ impl Capability for Adjustments {
             world
                 .story
                 .record(&place.name, || format!("key a{OWN}: {change:?}: {}", numbers(&decision)));
-            if decision.source() == Source::DenyCache && !lowered {
-                // It ends by the start of the call that it repeats, so never too late.
-                clock.advance(world.nodes.clock().saturating_sub(clock.now()));
-                let look = model.peek(&[charge]).now();
-                if look.is_allowed() {
-                    let text = format!("{when}: key a{OWN}: {change:?} denied with {look:?}");
-                    world.story.violate("exact", text);
-                    return;
-                }
-            }
-            if decision.source() != Source::Redis {
+            let is_known = match decision.source() {
+                Source::DenyCache => !lowered,
+                source => source == Source::Redis,
+            };
+            if !is_known {
                 continue;
             }
-            clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
+            mirror.go_on(world.nodes.last_script().clock);
             let expected = match change {
-                Change::Late(units) => model.adjust(&charge, units.into()),
-                Change::Refund(units) => model.adjust(&charge, -i64::from(units)),
-                Change::Reset => model.reset(&charge),
-                _ => model.take(&[charge]),
+                Change::Late(units) => {
+                    equal(&decision, mirror.store.adjust(&charge, units.into()).now())
+                }
+                Change::Refund(units) => {
+                    equal(&decision, mirror.store.adjust(&charge, -i64::from(units)).now())
+                }
+                Change::Reset => equal(&decision, mirror.store.reset(&charge).now()),
+                _ => mirror.check(world, &[charge], &decision),
             };
-            let expected = expected.now();
-            if numbers(&expected) != numbers(&decision) {
-                let (is, want) = (numbers(&decision), numbers(&expected));
-                let text = format!("{when}: key a{OWN}: {change:?}: {is} instead of {want}");
-                world.story.violate("exact", text);
-                return;
-            }
+            let expected = match expected {
+                Ok(expected) => expected,
+                Err(text) => {
+                    let text = format!("{when}: key a{OWN}: {change:?}: {text}");
+                    return world.story.violate("exact", text);
+                }
+            };
             if let (Change::Take(cost), true) = (change, expected.is_allowed()) {
                 taken.push((cost, world.story.now(), decision, expected));
             }

@@ -236,7 +236,7 @@ impl Alternatives {
             let Some(taken) = paid.filter(|_| keeps < cost) else { continue };
             sleep(SETTLED).await;
             let index = made.len() - 1;
-            models[index].reach(world.nodes.last_run());
+            models[index].reach(world.nodes.last_script());
             models[index].keep(self.own(index, &key, cost), &taken, keeps);
         }
     }

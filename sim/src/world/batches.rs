@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use tokio::{task::JoinSet, time::sleep};
 use tower_sluice::{
-    Decision, Key, LocalStore, Quota, Store, StoreExt, decision::Source, rule::RuleName,
-    store::Charge, testing::FakeClock,
+    Decision, Key, Quota, Store, StoreExt, decision::Source, rule::RuleName, store::Charge,
 };
 
-use super::{World, capability::Capability, exact::numbers};
+use super::{
+    World,
+    capability::Capability,
+    exact::{Mirror, numbers},
+};
 use crate::{quotas::quota, random::Random};
 
 /// The pasts that a check follows at most.
@@ -58,16 +61,15 @@ type Member = (Ask, String);
 type Past = Vec<(Duration, Vec<Ask>)>;
 
 /// Returns the embedded store after these requests.
-fn replay(past: &Past, quotas: &[Quota], key: &Key) -> (FakeClock, LocalStore) {
-    let clock = FakeClock::new();
-    let store = clock.store(64);
+fn replay(past: &Past, quotas: &[Quota], key: &Key) -> Mirror {
+    let mirror = Mirror::new();
     for (at, asks) in past {
-        clock.advance(at.saturating_sub(clock.now()));
+        mirror.go_on(*at);
         for ask in asks {
-            drop(store.take(&[ask.charge(key, quotas)]).now());
+            drop(mirror.store.take(&[ask.charge(key, quotas)]).now());
         }
     }
-    (clock, store)
+    mirror
 }
 
 /// Returns the order of these requests at one instant that explains their numbers, if there is one:
@@ -88,12 +90,12 @@ fn order(
     }
     groups.iter_mut().for_each(|(_, all)| all.sort_unstable());
     permutations(groups.len()).into_iter().find_map(|order| {
-        let (clock, model) = replay(past, quotas, key);
-        clock.advance(at.saturating_sub(clock.now()));
+        let mirror = replay(past, quotas, key);
+        mirror.go_on(at);
         let mut asks = Vec::new();
         for index in order {
             let (ask, seen) = &groups[index];
-            let take = |_| numbers(&model.take(&[ask.charge(key, quotas)]).now());
+            let take = |_| numbers(&mirror.store.take(&[ask.charge(key, quotas)]).now());
             let mut expected: Vec<_> = (0..seen.len()).map(take).collect();
             expected.sort_unstable();
             if expected != *seen {

@@ -125,9 +125,9 @@ impl Capability for Blocks {
         let (one, two) = (random.below(world.places.len()), random.below(world.places.len()));
         let time = Duration::from_millis(random.within(50..2_000));
         drop(self.call(world, one, 0, Some(time)).await);
-        let until = world.nodes.last_script() + time;
+        let until = world.nodes.last_script().clock + time;
         let denied = self.call(world, two, 0, None).await;
-        let left = until.saturating_sub(world.nodes.last_script());
+        let left = until.saturating_sub(world.nodes.last_script().clock);
         let wait = denied.as_ref().and_then(Decision::retry_after);
         if denied.as_ref().is_some_and(Decision::is_allowed) || wait != Some(left) {
             world.story.violate("exact", format!("{when}: {wait:?} instead of {left:?} blocked"));

@@ -18,7 +18,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::{Layer, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn};
 use tower_sluice::{
     Algorithm, Decision, Quota, RateLimitLayer, Rule,
     decision::Source,
@@ -29,7 +29,12 @@ use tower_sluice::{
 };
 
 use super::{
-    World, asks, capability::Capability, deployment::Kind, oracle::limit, process::Process,
+    World,
+    asks::{self, Handler},
+    capability::Capability,
+    deployment::Kind,
+    oracle::limit,
+    process::Process,
 };
 use crate::random::Random;
 
@@ -45,11 +50,11 @@ const LEAST_POOL: u32 = 4;
 const OTHERWISE: u32 = 3;
 /// The requests of another key that are sent within some bursts.
 const OTHERS: usize = 3;
+/// The longest time of such a request.
+const OTHERS_WAIT: Duration = Duration::from_millis(50);
 
 /// Bursts of one key, with any algorithm and with slots.
 pub struct Bursts;
-
-type Service = BoxCloneSyncService<Request<()>, Response<()>, Infallible>;
 
 /// The handlers that run, and the most that ran at a time.
 #[derive(Default)]
@@ -131,7 +136,7 @@ fn service(
     quotas: &[Quota],
     running: &Arc<Running>,
     work: Duration,
-) -> Service {
+) -> Handler {
     let running = running.clone();
     let inner = service_fn(move |_: Request<()>| {
         let running = running.clone();
@@ -144,11 +149,11 @@ fn service(
     });
     let layer = RateLimitLayer::rules(form.rules(name, quotas), process.store.clone());
     let layer = layer.expose_decision().hold_until(HoldUntil::Head);
-    BoxCloneSyncService::new(layer.layer(inner))
+    Handler::new(layer.layer(inner))
 }
 
 /// Sends requests of one key at once. Returns their decisions.
-async fn send(service: &Service, key: &str, count: usize) -> Vec<Decision> {
+async fn send(service: &Handler, key: &str, count: usize) -> Vec<Decision> {
     let mut requests = JoinSet::new();
     for _ in 0..count {
         let (service, key) = (service.clone(), key.to_owned());
@@ -196,14 +201,16 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     world.nodes.all().iter().for_each(|server| server.set_work(work));
     let (start, before) = (Instant::now(), world.nodes.scripts());
     let send_others = async {
-        let mut decisions = Vec::new();
+        let (mut decisions, mut longest) = (Vec::new(), Duration::ZERO);
         for _ in 0..others {
             sleep(Duration::from_millis(3)).await;
+            let asked = Instant::now();
             decisions.extend(send(&other, &of_other, 1).await);
+            longest = longest.max(asked.elapsed());
         }
-        failures(&decisions)
+        (failures(&decisions), longest)
     };
-    let (decisions, of_others) = join!(send(&service, &key, count), send_others);
+    let (decisions, (of_others, longest)) = join!(send(&service, &key, count), send_others);
     let time = start.elapsed();
     sleep(FREED).await;
     let calls = world.nodes.scripts() - before;
@@ -217,6 +224,9 @@ async fn burst(world: &World, mut random: Random, when: &str) {
     });
     if failed + of_others > 0 {
         wrong(&format!("{failed} not decided by a server, and {of_others} of another key"));
+    }
+    if longest > OTHERS_WAIT {
+        wrong(&format!("a request of another key took {longest:?}"));
     }
     let has_slots = quotas[0].algorithm() == Algorithm::Concurrent;
     let otherwise = if form == Form::Or { OTHERWISE } else { 0 };

@@ -9,21 +9,26 @@ use std::{
 
 use tokio::{task_local, time::Instant};
 use tower_sluice::{
-    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt,
+    Algorithm, Decision, Key, Quota, Store, StoreExt,
     decision::Source,
     rule::RuleName,
     store::{Answer, Charge, Context, Op, Unsupported},
-    testing::FakeClock,
 };
 
-use super::{World, deployment::Deployment, exact::numbers, lock, wrappers::Wrapped};
+use super::{
+    World,
+    deployment::Deployment,
+    exact::{Mirror, equal},
+    lock,
+    wrappers::Wrapped,
+};
 
 /// The longest time for which a deny cache repeats a denial.
 pub const MAX_AGE: Duration = Duration::from_secs(1);
 
 type Future = Pin<Box<dyn std::future::Future<Output = Result<Decision, Infallible>> + Send>>;
 
-/// An instant, and the clock of a server at that instant.
+/// The instant of a script, and the clock of its server.
 #[derive(Clone, Copy, Debug)]
 pub struct Script {
     pub at: Instant,
@@ -90,7 +95,7 @@ impl Store for Recorder {
         let asked = charges.iter().map(|it| (it.rule, it.headroom)).collect();
         let nodes = self.nodes.clone();
         let note = move |decision: &Decision| {
-            let (script, end) = (nodes.last_run(), Instant::now());
+            let (script, end) = (nodes.last_script(), Instant::now());
             lock(&calls.0).push(Call { asked, decision: decision.clone(), script, end });
         };
         match answer {
@@ -146,21 +151,19 @@ impl Denial {
 
 /// Embedded accounts on the clock of a server.
 pub struct Model {
-    clock: FakeClock,
-    store: LocalStore,
+    mirror: Mirror,
     last: Option<Script>,
     denials: Vec<Denial>,
 }
 
 impl Model {
     pub fn new() -> Self {
-        let clock = FakeClock::new();
-        Self { store: clock.store(256), clock, last: None, denials: Vec::new() }
+        Self { mirror: Mirror::new(), last: None, denials: Vec::new() }
     }
 
     /// Goes on to a script.
     pub fn reach(&mut self, script: Script) {
-        self.clock.advance(script.clock.saturating_sub(self.clock.now()));
+        self.mirror.go_on(script.clock);
         self.last = Some(script);
     }
 
@@ -171,15 +174,15 @@ impl Model {
     }
 
     pub fn peek(&self, charge: Charge<'_>) -> Decision {
-        self.store.peek(&[charge]).now()
+        self.mirror.store.peek(&[charge]).now()
     }
 
     /// Returns the units above `keeps` of a taken charge, or charges those below it.
     pub fn keep(&self, charge: Charge<'_>, taken: &Decision, keeps: u32) {
         if keeps < charge.cost {
-            self.store.undo(&[charge], taken, Some(charge.cost - keeps));
+            self.mirror.store.undo(&[charge], taken, Some(charge.cost - keeps));
         } else if keeps > charge.cost {
-            drop(self.store.adjust(&charge, i64::from(keeps - charge.cost)).now());
+            drop(self.mirror.store.adjust(&charge, i64::from(keeps - charge.cost)).now());
         }
     }
 
@@ -213,11 +216,7 @@ impl Model {
         call: &Call,
     ) -> Result<Decision, String> {
         self.reach(call.script);
-        let expected = self.store.take(charges).now();
-        let (found, wanted) = (numbers(&call.decision), numbers(&expected));
-        if found != wanted {
-            return Err(format!("a call decided {found} instead of {wanted}"));
-        }
+        let expected = equal(&call.decision, self.mirror.store.take(charges).now())?;
         if expected.is_allowed() {
             return Ok(expected);
         }
@@ -244,7 +243,7 @@ impl Model {
         call: &Call,
     ) -> Result<Decision, String> {
         self.wait_until(call.end);
-        let look = self.store.peek(charges).now();
+        let look = self.mirror.store.peek(charges).now();
         if look.is_allowed() || call.decision.is_allowed() {
             return Err(format!("a cached {:?} instead of {look:?}", call.decision));
         }

@@ -5,9 +5,9 @@ use std::{future::Future, pin::Pin, time::Duration};
 
 use super::{
     World, adjustments::Adjustments, alternatives::Alternatives, batches::Batches, blocks::Blocks,
-    bursts::Bursts, concurrency::Concurrency, holds::Holds, instances::Live, losses::Losses,
-    outages::Outages, penalties::Penalties, periods::Periods, queues::Queues, rates::Rates,
-    retries::Retries, shares::Shares, waits::Waits,
+    bursts::Bursts, holds::Holds, instances::Live, losses::Losses, outages::Outages,
+    penalties::Penalties, periods::Periods, queues::Queues, rates::Rates, retries::Retries,
+    shares::Shares, waits::Waits,
 };
 use crate::random::Random;
 
@@ -92,7 +92,6 @@ pub fn all() -> Vec<Box<dyn AnyCapability>> {
         Box::new(Blocks::default()),
         Box::new(Adjustments::default()),
         Box::new(Queues::default()),
-        Box::new(Concurrency),
         Box::new(Holds::default()),
         Box::new(Bursts),
         Box::new(Batches),

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use super::{
     calls::Script,
+    hash_slots::{HashSlots, Moving, hash_slot},
     lock,
     server::Server,
-    slots::{Moving, Slots, slot},
 };
 use crate::random::Random;
 
@@ -38,7 +38,7 @@ impl fmt::Display for Kind {
 pub struct Deployment {
     pub kind: Kind,
     servers: Vec<Arc<Server>>,
-    slots: Arc<Mutex<Slots>>,
+    hash_slots: Arc<Mutex<HashSlots>>,
     /// `true` for a shard that fails over.
     failing: Mutex<Vec<bool>>,
     /// The end of the last failover.
@@ -53,7 +53,7 @@ pub const STALE: Duration = Duration::from_millis(100);
 impl Deployment {
     pub fn new(random: &mut Random, kind: Kind) -> Arc<Self> {
         let shards = if kind == Kind::Cluster { 3 } else { 1 };
-        let slots = Arc::new(Mutex::new(Slots::new(shards)));
+        let hash_slots = Arc::new(Mutex::new(HashSlots::new(shards)));
         let count = if kind == Kind::Single { 1 } else { 2 * shards };
         let seconds = random.within(1_000_000_000..2_000_000_000).cast_signed();
         let servers = (0..count).map(|index| {
@@ -61,7 +61,7 @@ impl Deployment {
             // exact model has one clock.
             let odd = kind == Kind::Sentinel && index == 1 && random.percent(50);
             let apart = if odd { random.within(0..4_000_000).cast_signed() - 2_000_000 } else { 0 };
-            let view = (kind == Kind::Cluster).then(|| slots.clone());
+            let view = (kind == Kind::Cluster).then(|| hash_slots.clone());
             Server::new(index, seconds * 1_000_000 + apart, view)
         });
         let servers: Vec<_> = servers.collect();
@@ -71,7 +71,7 @@ impl Deployment {
         }
         let failing = Mutex::new(vec![false; shards]);
         let (failed_over, process_clock) = (Mutex::default(), Arc::default());
-        Arc::new(Self { kind, servers, slots, failing, failed_over, process_clock })
+        Arc::new(Self { kind, servers, hash_slots, failing, failed_over, process_clock })
     }
 
     /// Returns a server by its index.
@@ -88,7 +88,7 @@ impl Deployment {
     }
 
     pub fn primary(&self, shard: usize) -> &Arc<Server> {
-        &self.servers[lock(&self.slots).primaries[shard]]
+        &self.servers[lock(&self.hash_slots).primaries[shard]]
     }
 
     /// Returns the primary that a sentinel reports, which may be late to hear of a failover.
@@ -99,19 +99,13 @@ impl Deployment {
 
     /// Returns the server that ran the last script.
     fn last(&self) -> &Arc<Server> {
-        let last = self.servers.iter().max_by_key(|server| server.last_script().0);
+        let last = self.servers.iter().max_by_key(|server| server.last_script().at);
         last.expect("a server")
     }
 
-    /// Returns the clock of the server that ran the last script, at that script.
-    pub fn last_script(&self) -> Duration {
-        self.last().last_script().1
-    }
-
-    /// Returns the instant of the last script, with the clock of its server.
-    pub fn last_run(&self) -> Script {
-        let (at, clock) = self.last().last_script();
-        Script { at, clock }
+    /// Returns the last script of all servers.
+    pub fn last_script(&self) -> Script {
+        self.last().last_script()
     }
 
     /// Returns the clock of the server that ran the last script.
@@ -152,9 +146,9 @@ impl Deployment {
 
     /// Promotes the other server of a shard. Returns it.
     pub fn promote(&self, shard: usize) -> &Arc<Server> {
-        let mut slots = lock(&self.slots);
-        slots.primaries[shard] ^= 1;
-        let new = &self.servers[slots.primaries[shard]];
+        let mut hash_slots = lock(&self.hash_slots);
+        hash_slots.primaries[shard] ^= 1;
+        let new = &self.servers[hash_slots.primaries[shard]];
         new.change(|node| node.set_read_only(false));
         new
     }
@@ -167,15 +161,15 @@ impl Deployment {
             old.start();
         }
         old.disconnect();
-        old.join((self.kind == Kind::Cluster).then(|| self.slots.clone()));
+        old.join((self.kind == Kind::Cluster).then(|| self.hash_slots.clone()));
         new.lead(old, lag);
         lock(&self.failing)[shard] = false;
         *lock(&self.failed_over) = Some(Instant::now());
     }
 
-    /// Begins to move the slot of a random key. Returns the move, if there is a key to move.
+    /// Begins to move the hash slot of a random key. Returns the move, if there is a key to move.
     pub fn begin_move(&self, random: &mut Random) -> Option<Moving> {
-        if self.kind != Kind::Cluster || lock(&self.slots).moving.is_some() {
+        if self.kind != Kind::Cluster || lock(&self.hash_slots).moving.is_some() {
             return None;
         }
         let from = random.below(self.shards());
@@ -183,29 +177,31 @@ impl Deployment {
         if keys.is_empty() {
             return None;
         }
-        let slot = slot(random.pick::<Vec<u8>>(&keys));
-        let mut slots = lock(&self.slots);
-        if slots.shard(slot) != from {
+        let hash_slot = hash_slot(random.pick::<Vec<u8>>(&keys));
+        let mut hash_slots = lock(&self.hash_slots);
+        if hash_slots.shard(hash_slot) != from {
             return None;
         }
         let to = (from + 1 + random.below(2)) % 3;
-        slots.moving = Some(Moving { slot, from, to });
-        slots.moving
+        hash_slots.moving = Some(Moving { hash_slot, from, to });
+        hash_slots.moving
     }
 
-    /// Moves one key of a slot. Returns `false` if no key is left.
+    /// Moves one key of a hash slot. Returns `false` if no key is left.
     pub fn move_key(&self, moving: Moving) -> bool {
         let (from, to) = (self.primary(moving.from), self.primary(moving.to));
         let keys = from.change(|node| node.keys());
-        let Some(key) = keys.into_iter().find(|key| slot(key) == moving.slot) else { return false };
+        let Some(key) = keys.into_iter().find(|key| hash_slot(key) == moving.hash_slot) else {
+            return false;
+        };
         let taken = from.change(|node| node.take(&key));
         to.change(|node| node.receive(taken));
         true
     }
 
-    /// Moves the rest of the slot and ends the move.
+    /// Moves the rest of the hash slot and ends the move.
     pub fn end_move(&self, moving: Moving) {
         while self.move_key(moving) {}
-        lock(&self.slots).moved();
+        lock(&self.hash_slots).moved();
     }
 }

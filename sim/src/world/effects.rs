@@ -8,6 +8,7 @@ use super::{
     DELAY, LEASE, LONGEST, World,
     deployment::STALE,
     faults::{Fault, Trouble},
+    hash_slots::Moving,
     lock,
     oracle::{Cause, Loss},
     process::Process,
@@ -165,18 +166,18 @@ impl World {
         }
     }
 
-    /// Moves the keys of a slot to another server, one at a time.
+    /// Moves the keys of a hash slot to another server, one at a time.
     async fn move_slot(&self, length: Duration, random: &mut Random) {
         let Some(moving) = self.nodes.begin_move(random) else { return };
         self.story.record("fault", || {
-            let (slot, from, to) = (moving.slot, moving.from, moving.to);
-            format!("begins: slot {slot} moves from shard {from} to {to}")
+            let Moving { hash_slot, from, to } = moving;
+            format!("begins: hash slot {hash_slot} moves from shard {from} to {to}")
         });
         sleep(length / 3).await;
         self.nodes.move_key(moving);
         sleep(length / 3).await;
         self.nodes.end_move(moving);
-        self.story.record("fault", || format!("ends: slot {} moved", moving.slot));
+        self.story.record("fault", || format!("ends: hash slot {} moved", moving.hash_slot));
     }
 }
 

@@ -7,12 +7,70 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_sluice::{
-    Decision, Key, Quota, StoreExt, decision::Source, rule::RuleName, store::Charge,
+    Decision, Key, LocalStore, Quota, StoreExt, decision::Source, rule::RuleName, store::Charge,
     testing::FakeClock,
 };
 
 use super::{DELAY, LEASE, World, network::Path, process::Call, rates};
 use crate::random::Random;
+
+/// Embedded accounts on the clock of the servers.
+pub struct Mirror {
+    clock: FakeClock,
+    pub store: LocalStore,
+}
+
+impl Mirror {
+    pub fn new() -> Self {
+        let clock = FakeClock::new();
+        Self { store: clock.store(64), clock }
+    }
+
+    /// Goes on to an instant of Unix time.
+    pub fn go_on(&self, to: Duration) {
+        self.clock.advance(to.saturating_sub(self.clock.now()));
+    }
+
+    /// Compares a decision that was just made: one by a server must be equal to that of the mirror, and
+    /// a cached denial must be true. Returns the decision of the mirror.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the difference.
+    pub fn check(
+        &self,
+        world: &World,
+        charges: &[Charge<'_>],
+        decision: &Decision,
+    ) -> Result<Decision, String> {
+        match decision.source() {
+            Source::Redis => {
+                self.go_on(world.nodes.last_script().clock);
+                equal(decision, self.store.take(charges).now())
+            }
+            Source::DenyCache => {
+                // It ends by the start of the call that it repeats, so never too late.
+                self.go_on(world.nodes.clock());
+                let look = self.store.peek(charges).now();
+                if look.is_allowed() || decision.is_allowed() {
+                    return Err(format!("a cached {decision:?} instead of {look:?}"));
+                }
+                Ok(look)
+            }
+            other => Err(format!("decided by {other}")),
+        }
+    }
+}
+
+/// Compares the numbers of a decision with those expected.
+///
+/// # Errors
+///
+/// Fails with the difference.
+pub fn equal(decision: &Decision, expected: Decision) -> Result<Decision, String> {
+    let (found, wanted) = (numbers(decision), numbers(&expected));
+    if found == wanted { Ok(expected) } else { Err(format!("{found} instead of {wanted}")) }
+}
 
 /// Runs a quiet phase. All accounts must be full.
 pub async fn check(world: &World, random: Random, when: &str) {
@@ -26,8 +84,7 @@ pub async fn check(world: &World, random: Random, when: &str) {
 }
 
 async fn one_at_a_time(world: &World, mut random: Random, when: &str) {
-    let clock = FakeClock::new();
-    let model = clock.store(1_024);
+    let mirror = Mirror::new();
     let names = ["one", "two"].map(|name| RuleName::new(name).expect("a name"));
     // A slow path delays the replies, once connections are open and scripts are loaded.
     let patient = world.places.iter().all(|place| place.wrappers.budget.as_millis() >= 100);
@@ -54,29 +111,9 @@ async fn one_at_a_time(world: &World, mut random: Random, when: &str) {
             let (result, source) = (decision.is_allowed(), decision.source());
             format!("keys {keys:?} cost {cost}: allowed {result} by {source}")
         });
-        match decision.source() {
-            Source::Redis => {
-                clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
-                let expected = model.take(&charges).now();
-                if numbers(&expected) != numbers(&decision) {
-                    let (is, want) = (numbers(&decision), numbers(&expected));
-                    let text = format!("{when}: keys {keys:?} cost {cost}: {is} instead of {want}");
-                    world.story.violate("exact", text);
-                    return;
-                }
-            }
-            Source::DenyCache => {
-                // It ends by the start of the call that it repeats, so never too late.
-                clock.advance(world.nodes.clock().saturating_sub(clock.now()));
-                let look = model.peek(&charges).now();
-                if look.is_allowed() {
-                    let text = format!("{when}: keys {keys:?} cost {cost} denied with {look:?}");
-                    world.story.violate("exact", text);
-                }
-            }
-            other => {
-                world.story.violate("exact", format!("{when}: decided by {other} without a fault"));
-            }
+        if let Err(text) = mirror.check(world, &charges, &decision) {
+            let text = format!("{when}: keys {keys:?} cost {cost}: {text}");
+            return world.story.violate("exact", text);
         }
     }
 }

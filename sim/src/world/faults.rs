@@ -17,7 +17,7 @@ pub enum Fault {
     Clock(i64),
     /// A replica takes over. The primary dies, or goes on for a while without knowing.
     Failover { shard: usize, dies: bool, lag: Duration },
-    /// A slot moves to another primary.
+    /// A hash slot moves to another primary.
     Move,
     /// Each request of a process arrives twice.
     Repeat { process: usize },
@@ -124,7 +124,7 @@ impl fmt::Display for Fault {
             Self::Failover { shard, dies: false, .. } => {
                 write!(f, "the replica of shard {shard} takes over from a primary that goes on")
             }
-            Self::Move => write!(f, "a slot moves"),
+            Self::Move => write!(f, "a hash slot moves"),
             Self::Partition { process, up, down } => {
                 let of = match (up, down) {
                     (true, true) => "everything",

@@ -12,13 +12,14 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower::{Layer, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn};
 use tower_sluice::{
     Decision, Quota, RateLimitLayer, Rule, decision::Source, key::HeaderKey, middleware::HoldUntil,
 };
 
 use super::{
-    MARGIN, World, asks,
+    MARGIN, PATIENCE, World,
+    asks::{self, Handler},
     capability::Capability,
     lock,
     oracle::{Cause, Log, Loss},
@@ -72,7 +73,7 @@ impl Drop for Running {
 
 /// The layers of a process whose requests hold slots of the servers: one that denies at once, and one
 /// whose requests wait.
-pub struct Service([BoxCloneSyncService<Request<()>, Response<()>, Infallible>; 2]);
+pub struct Service([Handler; 2]);
 
 impl Service {
     pub fn new(limit: u32, store: Wrapped) -> Self {
@@ -100,8 +101,8 @@ impl Service {
             Ok::<_, Infallible>(Response::new(()))
         });
         Self([
-            BoxCloneSyncService::new(layer(rule()).layer(inner)),
-            BoxCloneSyncService::new(layer(rule().max_wait(MAX_WAIT)).layer(inner)),
+            Handler::new(layer(rule()).layer(inner)),
+            Handler::new(layer(rule().max_wait(MAX_WAIT)).layer(inner)),
         ])
     }
 
@@ -138,8 +139,14 @@ async fn send(world: &World, call: Call, patience: Duration) {
     let last = World::patience(at, begin) * at.wrappers.budget;
     let (most, took) = (least + last + MARGIN, world.story.now() - begin);
     let Some(denial) = decision.filter(|it| !it.is_allowed()) else { return };
-    // A process without servers that fails closed has nothing to wait for.
-    let early = took < least && denial.source() != Source::FailedClosed;
+    let may_be_early = match denial.source() {
+        // A process without servers has nothing to wait for.
+        Source::FailedClosed => true,
+        // An answer that is late ends a wait.
+        Source::Busy => took >= PATIENCE * at.wrappers.budget,
+        _ => false,
+    };
+    let early = took < least && !may_be_early;
     if early || took > most && *lock(&at.disturbed) < begin {
         let text = format!("{} denied by {} after {took:?}", at.name, denial.source());
         world.story.violate("holds", format!("{text} instead of {least:?} to {most:?}"));
@@ -148,7 +155,7 @@ async fn send(world: &World, call: Call, patience: Duration) {
 
 impl Capability for Holds {
     fn share(&self) -> u64 {
-        5
+        10
     }
 
     async fn operate(&self, world: &World, place: usize, mut random: Random) {

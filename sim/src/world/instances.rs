@@ -57,12 +57,12 @@ impl Moment<'_> {
     async fn outage(&self, random: &mut Random, name: &str) -> (Quota, u32) {
         let (quota, admitted) = (quota(random), Arc::<AtomicU32>::default());
         let key = Key::from(format!("{} {name}", self.when));
-        let cut = |open: bool| {
+        let set_paths = |is_open: bool| {
             let wires = self.world.places.iter().map(|place| &place.client.wire);
-            wires.for_each(|wire| wire.change(|path| (path.up, path.down) = (open, open)));
+            wires.for_each(|wire| wire.change(|path| (path.up, path.down) = (is_open, is_open)));
         };
         self.world.story.record("fault", || format!("begins: all are alone, {quota:?}"));
-        cut(false);
+        set_paths(false);
         let mut tasks = JoinSet::new();
         for place in &self.running {
             let (process, key, admitted) = (place.process(), key.clone(), admitted.clone());
@@ -85,7 +85,7 @@ impl Moment<'_> {
             });
         }
         let ends = tasks.join_all().await;
-        cut(true);
+        set_paths(true);
         let admitted = admitted.load(Relaxed);
         self.world.story.record("fault", || {
             let counts = self.running.iter().map(|place| place.process().instances.count());

@@ -13,7 +13,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::{Layer, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn};
 use tower_sluice::{
     Decision, Quota, RateLimitLayer, Rule,
     key::HeaderKey,
@@ -21,7 +21,8 @@ use tower_sluice::{
 };
 
 use super::{
-    MARGIN, World, asks,
+    MARGIN, World,
+    asks::{self, Handler},
     capability::Capability,
     holds::LIFE,
     lock,
@@ -39,8 +40,6 @@ const TOLD: Duration = Duration::from_millis(10_000 / 3 + 1_500);
 /// Slots that are lost.
 pub struct Losses;
 
-type Service = BoxCloneSyncService<Request<()>, Response<()>, Infallible>;
-
 /// The work of a request, and the instant at which it learned that its slot is lost.
 #[derive(Clone)]
 struct Call {
@@ -51,7 +50,7 @@ struct Call {
 /// The end of a request: its decision, and the instant at which its slot was lost.
 type Answer = (Decision, Option<Instant>);
 
-fn service(name: &str, process: &Process, limit: u32) -> Service {
+fn service(name: &str, process: &Process, limit: u32) -> Handler {
     let rule = Rule::new(name, HeaderKey::new("x-key"), Quota::concurrent(limit));
     let layer = RateLimitLayer::rules(rule, process.store.clone()).expose_decision().expose_slot();
     let inner = service_fn(async |request: Request<()>| {
@@ -66,10 +65,10 @@ fn service(name: &str, process: &Process, limit: u32) -> Service {
         select! { () = told => {} () = sleep(call.works) => {} }
         Ok::<_, Infallible>(Response::new(()))
     });
-    BoxCloneSyncService::new(layer.hold_until(HoldUntil::Head).layer(inner))
+    Handler::new(layer.hold_until(HoldUntil::Head).layer(inner))
 }
 
-async fn call(service: Service, works: Duration) -> Answer {
+async fn call(service: Handler, works: Duration) -> Answer {
     let call = Call { works, lost: Arc::default() };
     let lost = call.lost.clone();
     let decision = asks::send(&service, "one", call).await;
@@ -80,7 +79,7 @@ async fn call(service: Service, works: Duration) -> Answer {
 /// A process that takes all slots.
 struct Holder {
     process: Arc<Process>,
-    service: Service,
+    service: Handler,
     limit: u32,
     requests: JoinSet<Option<Answer>>,
 }

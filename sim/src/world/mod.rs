@@ -9,11 +9,11 @@ mod bursts;
 mod calls;
 mod capability;
 mod client;
-mod concurrency;
 mod deployment;
 mod effects;
 mod exact;
 mod faults;
+mod hash_slots;
 mod holds;
 mod instances;
 mod losses;
@@ -30,7 +30,6 @@ mod retries;
 mod rules;
 mod server;
 mod shares;
-mod slots;
 mod story;
 mod virtual_local;
 mod waits;
@@ -246,7 +245,6 @@ impl World {
         let [few, many] = self.rules.queued;
         self.story.record("world", || format!("keys q, which queue: {few:?}, at times {many:?}"));
         self.story.record("world", || format!("keys a, adjusted: {:?}", self.rules.adjusted));
-        self.story.record("world", || format!("keys s, with slots: {:?}", self.rules.slots));
         self.story
             .record("world", || format!("keys h, with {} slots on a server", self.rules.held));
         for place in &self.places {

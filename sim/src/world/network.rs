@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{lock, server::Server, slots, story::Story};
+use super::{hash_slots, lock, server::Server, story::Story};
 use crate::{
     node::{Reply, Request, Session, parse},
     random::Random,
@@ -268,7 +268,8 @@ async fn run(
         let reply = server.run(&mut session, &request).await;
         if request[0].starts_with(b"EVAL") {
             wire.story.record(&wire.name, || {
-                let (keys, all) = (slots::keys(&request).len(), request.len().saturating_sub(3));
+                let keys = hash_slots::keys(&request).len();
+                let all = request.len().saturating_sub(3);
                 let (at, values) = (server.clock(), all - keys.min(all));
                 let index = server.index;
                 format!("server {index} ran a script at {at:?}: {keys} keys, {values} values")

@@ -131,16 +131,16 @@ pub fn limit(quota: &Quota, window: Duration) -> u64 {
 /// admission may take effect late. Late charges count where a debt outlasts them, if they were
 /// answered before the last admission was sent: a later one may have taken effect after it.
 pub fn excess(
-    admitted: &[Entry],
+    entries: &[Entry],
     quota: &Quota,
     losses: &[Loss],
     slack: Duration,
 ) -> Option<(u64, Duration, Duration)> {
     let keeps_debt = matches!(quota.algorithm(), Algorithm::Gcra | Algorithm::TokenBucket);
-    let mut by_end: Vec<_> = admitted.iter().filter(|entry| keeps_debt || !entry.late).collect();
+    let mut by_end: Vec<_> = entries.iter().filter(|entry| keeps_debt || !entry.late).collect();
     by_end.sort_by_key(|entry| entry.end);
     let mut worst: Option<(u64, Duration, Duration)> = None;
-    for first in admitted {
+    for first in entries {
         let (mut admitted, mut late, mut sent) = (0, 0, first.start);
         let mut charges = by_end.iter().filter(|it| it.late && it.start >= first.start).peekable();
         for last in by_end.iter().filter(|it| !it.late && it.start >= first.start) {

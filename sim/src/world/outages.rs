@@ -8,15 +8,14 @@ use std::time::Duration;
 
 use tokio::{join, time::sleep};
 use tower_sluice::{
-    Decision, Key, LocalStore, Quota, Store, StoreExt, decision::Source, rule::RuleName,
-    store::Charge, testing::FakeClock,
+    Decision, Key, Quota, Store, StoreExt, decision::Source, rule::RuleName, store::Charge,
 };
 
 use super::{
     MARGIN, PATIENCE, Place, RECOVERY, World,
     batches::{Ask, queues},
     capability::Capability,
-    exact::numbers,
+    exact::{Mirror, equal, numbers},
     lock,
     oracle::share,
     wrappers::OnFailure,
@@ -33,9 +32,10 @@ struct Outage<'a> {
     quota: Quota,
     share: Quota,
     key: Key,
-    clock: FakeClock,
-    model: LocalStore,
+    mirror: Mirror,
 }
+
+const ONE: Ask = Ask { cost: 1, headroom: 0, max_wait: Duration::ZERO };
 
 /// A charge of the fallback, with the decision of the model.
 type Taken = (Ask, Decision, Decision);
@@ -51,11 +51,11 @@ impl Outage<'_> {
     }
 
     fn set_clock(&self) {
-        self.clock.advance(self.world.story.now().saturating_sub(self.clock.now()));
+        self.mirror.go_on(self.world.story.now());
     }
 
     /// Takes from the server, which lowers the units left of the fallback to its share.
-    async fn mirror(&self, ask: Ask) {
+    async fn take_from_server(&self, ask: Ask) {
         let (quotas, shares, process) = ([self.quota], [self.share], self.place.process());
         let answer = process.store.take(&[self.charge(ask, &quotas)]);
         let Some(Ok(decision)) = process.run(async { answer.await }).await else { return };
@@ -66,13 +66,25 @@ impl Outage<'_> {
             _ => return,
         };
         let charge = self.charge(Ask { cost: 0, ..ask }, &shares);
-        let local = self.model.take(&[charge]).now().remaining().unwrap_or(0);
+        let local = self.mirror.store.take(&[charge]).now().remaining().unwrap_or(0);
         let left = match outcome.remaining() {
             full if full >= self.quota.limit() => self.share.limit(),
             left => left / self.world.count(),
         };
         if local > left {
-            drop(self.model.adjust(&charge, i64::from(local - left)).now());
+            drop(self.mirror.store.adjust(&charge, i64::from(local - left)).now());
+        }
+    }
+
+    /// Resets the account on the server, and with it the share.
+    async fn reset_on_server(&self) {
+        let (quotas, shares, process) = ([self.quota], [self.share], self.place.process());
+        let answer = process.store.reset(&self.charge(ONE, &quotas));
+        let Some(Ok(decision)) = process.run(async { answer.await }).await else { return };
+        self.set_clock();
+        self.tell("resets", &decision);
+        if decision.source() == Source::Redis {
+            drop(self.mirror.store.reset(&self.charge(ONE, &shares)).now());
         }
     }
 
@@ -87,21 +99,21 @@ impl Outage<'_> {
     async fn operate(&self, random: &mut Random, waits: bool, taken: &mut Vec<Taken>) -> bool {
         let (quotas, shares, process) = ([self.quota], [self.share], self.place.process());
         let (ask, store) = (Ask::random(random, &self.quota, waits), &process.store);
-        let one = Ask { cost: 1, headroom: 0, max_wait: Duration::ZERO };
-        let (real, local) = (self.charge(one, &quotas), self.charge(one, &shares));
+        let (real, local) = (self.charge(ONE, &quotas), self.charge(ONE, &shares));
         let units = i64::try_from(random.within(1..9)).expect("few");
-        let chosen = random.within(0..10);
+        let chosen = random.within(0..11);
         let (what, answer) = match chosen {
             0..5 => (format!("{ask:?}"), store.take(&[self.charge(ask, &quotas)])),
             5 => (format!("charges {units} late"), store.adjust(&real, units)),
             6 | 7 => (format!("refunds {units}"), store.adjust(&real, -units)),
+            8 => ("resets".into(), store.reset(&real)),
             _ => {
                 let Some((ask, decision, modelled)) = taken.pop() else { return true };
                 let most = random.percent(50).then_some(1);
                 self.set_clock();
                 store.undo(&[self.charge(ask, &quotas)], &decision, most);
                 let shared = self.shared(ask);
-                self.model.undo(&[self.charge(shared, &shares)], &modelled, most);
+                self.mirror.store.undo(&[self.charge(shared, &shares)], &modelled, most);
                 self.tell(&format!("undoes {most:?} of"), &decision);
                 return true;
             }
@@ -117,22 +129,21 @@ impl Outage<'_> {
             return true;
         }
         let expected = match chosen {
-            0..5 => self.model.take(&[self.charge(self.shared(ask), &shares)]),
-            5 => self.model.adjust(&local, units),
-            _ => self.model.adjust(&local, -units),
+            0..5 => self.mirror.store.take(&[self.charge(self.shared(ask), &shares)]),
+            5 => self.mirror.store.adjust(&local, units),
+            8 => self.mirror.store.reset(&local),
+            _ => self.mirror.store.adjust(&local, -units),
         };
-        let expected = expected.now();
-        if numbers(&expected) != numbers(&decision) {
-            let (is, want) = (numbers(&decision), numbers(&expected));
-            let text = format!(
-                "{}: {what} under {:?}: {is} instead of {want}",
-                self.place.name, self.quota
-            );
-            self.world.story.violate("outage", text);
-            return false;
-        }
-        if chosen < 5 && decision.is_allowed() {
-            taken.push((ask, decision, expected));
+        match equal(&decision, expected.now()) {
+            Ok(expected) if chosen < 5 && expected.is_allowed() => {
+                taken.push((ask, decision, expected));
+            }
+            Ok(_) => {}
+            Err(text) => {
+                let text = format!("{}: {what} under {:?}: {text}", self.place.name, self.quota);
+                self.world.story.violate("outage", text);
+                return false;
+            }
         }
         true
     }
@@ -145,7 +156,10 @@ impl Outage<'_> {
             let ask =
                 Ask { max_wait: Duration::ZERO, ..Ask::random(&mut random, &self.quota, false) };
             if self.quota.soft() == 0 {
-                self.mirror(ask).await;
+                self.take_from_server(ask).await;
+            }
+            if random.percent(20) {
+                self.reset_on_server().await;
             }
         }
         self.world.story.record("fault", || format!("begins: {} is alone", self.place.name));
@@ -237,9 +251,8 @@ impl Capability for Outages {
             return;
         }
         let (place, quota) = (*random.pick(&places), quota(&mut random, 500));
-        let (clock, key) = (FakeClock::new(), Key::from(format!("outage {when}")));
-        let (model, share) = (clock.store(64), share(&quota, world.count()));
-        let outage = Outage { world, place, quota, share, key, clock, model };
+        let (key, share) = (Key::from(format!("outage {when}")), share(&quota, world.count()));
+        let outage = Outage { world, place, quota, share, key, mirror: Mirror::new() };
         outage.check(random).await;
     }
 }

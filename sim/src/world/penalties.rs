@@ -4,13 +4,19 @@ use std::{collections::HashMap, convert::Infallible, sync::Mutex, time::Duration
 
 use http::{Request, Response};
 use tokio::{join, time::sleep};
-use tower::{Layer, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn};
 use tower_sluice::{
     Decision, Key, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::HeaderKey,
     middleware::Penalty, rule::RuleName, store::Charge,
 };
 
-use super::{RECOVERY, World, asks, capability::Capability, lock, wrappers::Wrapped};
+use super::{
+    RECOVERY, World,
+    asks::{self, Handler},
+    capability::Capability,
+    lock,
+    wrappers::Wrapped,
+};
 use crate::random::Random;
 
 const KEYS: usize = 2;
@@ -33,7 +39,7 @@ struct Settings {
 
 /// The layer of a process.
 pub struct Service {
-    layer: BoxCloneSyncService<Request<()>, Response<()>, Infallible>,
+    layer: Handler,
     /// The start of its table.
     created: Duration,
 }
@@ -122,7 +128,7 @@ impl Penalties {
         let rule = Rule::new("struck", HeaderKey::new("x-key"), self.quota);
         let layer = RateLimitLayer::rules(rule, store).expose_decision().penalty("struck", penalty);
         let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
-        Service { layer: BoxCloneSyncService::new(layer.layer(inner)), created }
+        Service { layer: Handler::new(layer.layer(inner)), created }
     }
 
     /// Sends a request. Returns its decision, and the start of the table of strikes.

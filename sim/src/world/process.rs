@@ -13,7 +13,7 @@ use std::{
 };
 
 use http::{Request, Response, StatusCode};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     Decision, LivePlan, Plan, Quota, RateLimitLayer, Rule, key::HeaderKey, rule::OnMissingKey,
     store::Instances,
@@ -21,27 +21,24 @@ use tower_sluice::{
 
 use super::{
     Rules,
-    asks::{Layered, number},
+    asks::{Handler, Layered, number},
     client::Client,
-    concurrency, holds, lock, penalties, queues, shares,
+    holds, lock, penalties, queues, shares,
     wrappers::{Wrapped, Wrappers},
 };
 
 /// The panic of a handler, which is part of the simulation.
 pub struct HandlerPanic;
 
-type Service = BoxCloneSyncService<Request<()>, Response<()>, Infallible>;
-
 /// A process that runs.
 pub struct Process {
-    service: Service,
+    service: Handler,
     /// The store of the layers, for operations outside of requests.
     pub store: Wrapped,
     plans: [LivePlan; 2],
     /// The number of rules that charge a request.
     count: usize,
     pub queues: queues::Service,
-    pub slots: concurrency::Service,
     pub holds: holds::Service,
     /// The layers that share a limit.
     pub alternatives: OnceLock<Layered>,
@@ -93,9 +90,8 @@ impl Process {
             }
             Ok::<_, Infallible>(Response::new(()))
         });
-        let service = BoxCloneSyncService::new(layer.expose_decision().layer(inner));
+        let service = Handler::new(layer.expose_decision().layer(inner));
         let queues = queues::Service::new(&rules.queued, store.clone());
-        let slots = concurrency::Service::new(&rules.slots);
         let holds = holds::Service::new(rules.held, store.clone());
         let (alternatives, penalties, shares) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         Self {
@@ -104,7 +100,6 @@ impl Process {
             plans,
             count: rules.count(),
             queues,
-            slots,
             holds,
             alternatives,
             penalties,

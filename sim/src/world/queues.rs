@@ -9,13 +9,14 @@ use std::{
 
 use http::{Request, Response};
 use tokio::time::{Instant, sleep, timeout};
-use tower::{Layer, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn};
 use tower_sluice::{
     Algorithm, Decision, LivePlan, Quota, RateLimitLayer, Rule, decision::Source, key::HeaderKey,
 };
 
 use super::{
-    MARGIN, World, asks,
+    MARGIN, World,
+    asks::{self, Handler},
     capability::Capability,
     lock,
     oracle::{Cause, Entry, Loss, excess},
@@ -32,7 +33,7 @@ type Start = Arc<Mutex<Option<(Instant, Source)>>>;
 
 /// The layer of a process whose requests queue.
 pub struct Service {
-    service: BoxCloneSyncService<Request<()>, Response<()>, Infallible>,
+    service: Handler,
     plan: LivePlan,
     quotas: [Quota; 2],
 }
@@ -48,7 +49,7 @@ impl Service {
             Ok::<_, Infallible>(Response::new(()))
         });
         let layer = RateLimitLayer::rules(rule, store).expose_decision();
-        Self { service: BoxCloneSyncService::new(layer.layer(inner)), plan, quotas: *quotas }
+        Self { service: Handler::new(layer.layer(inner)), plan, quotas: *quotas }
     }
 
     /// Sets the first or the second quota of the plan.

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_sluice::{Key, StoreExt, decision::Source, testing::FakeClock};
+use tower_sluice::{Key, StoreExt};
 
 use super::{
     DELAY, World,
     batches::{Ask, queues},
     capability::Capability,
-    exact::numbers,
+    exact::{Mirror, numbers},
 };
 use crate::{quotas::quota, random::Random};
 
@@ -26,8 +26,8 @@ async fn check(world: &World, mut random: Random, when: &str) {
     if place.wrappers.leases.is_some() {
         return;
     }
-    let (clock, key) = (FakeClock::new(), Key::from(format!("retries {when}")));
-    let (model, waits) = (clock.store(64), queues(&process.store, quotas[0]));
+    let (mirror, key) = (Mirror::new(), Key::from(format!("retries {when}")));
+    let waits = queues(&process.store, quotas[0]);
     let interval = u64::try_from(quotas[0].interval().as_millis()).unwrap_or(0);
     for index in 0..random.within(40..120) {
         if index == 3 && place.wrappers.budget >= PATIENT {
@@ -48,22 +48,8 @@ async fn check(world: &World, mut random: Random, when: &str) {
             let source = decision.source();
             format!("{key:?}: {ask:?} by {source}: {}", numbers(&decision))
         });
-        let wrong = match decision.source() {
-            Source::Redis => {
-                clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
-                let expected = numbers(&model.take(&[charge]).now());
-                (expected != numbers(&decision)).then_some(expected)
-            }
-            Source::DenyCache => {
-                clock.advance(world.nodes.clock().saturating_sub(clock.now()));
-                let look = model.peek(&[charge]).now();
-                look.is_allowed().then(|| numbers(&look))
-            }
-            other => Some(format!("a decision by the server, not by {other}")),
-        };
-        if let Some(expected) = wrong {
-            let text = format!("{when}: {ask:?} of {:?} by {}", quotas[0], decision.source());
-            let text = format!("{text}: {} instead of {expected}", numbers(&decision));
+        if let Err(text) = mirror.check(world, &[charge], &decision) {
+            let text = format!("{when}: {ask:?} of {:?}: {text}", quotas[0]);
             world.story.violate("retries", text);
             break;
         }

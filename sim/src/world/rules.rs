@@ -2,7 +2,6 @@
 
 use tower_sluice::{Algorithm, Quota};
 
-use super::concurrency;
 use crate::{
     quotas::{self, plain},
     random::Random,
@@ -20,8 +19,6 @@ pub struct Rules {
     pub queued: [Quota; 2],
     /// A rule whose charges are adjusted.
     pub adjusted: Quota,
-    /// A rule whose requests hold slots.
-    pub slots: concurrency::Quotas,
     /// The slots of a key on the servers.
     pub held: u32,
 }
@@ -45,7 +42,6 @@ impl Rules {
             live: random.percent(40),
             queued: quotas::queueing(random),
             adjusted: quotas::adjusted(random),
-            slots: concurrency::Quotas::random(random),
             held: u32::try_from(random.within(1..5)).expect("few"),
         }
     }

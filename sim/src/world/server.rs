@@ -13,8 +13,9 @@ use tokio::{
 };
 
 use super::{
+    calls::Script,
+    hash_slots::{self, HashSlots},
     lock,
-    slots::{self, Slots},
 };
 use crate::node::{Changes, Node, Reply, Request, Session};
 
@@ -28,7 +29,7 @@ pub struct Server {
     turn: Turns<()>,
     start: Instant,
     /// The view of the cluster, or `None` outside of one.
-    view: Mutex<Option<Arc<Mutex<Slots>>>>,
+    view: Mutex<Option<Arc<Mutex<HashSlots>>>>,
 }
 
 struct State {
@@ -39,8 +40,7 @@ struct State {
     /// The Unix time at the start, and the steps of the clock since then, in microseconds.
     epoch: i64,
     connections: Vec<AbortHandle>,
-    /// The clock at the last script, and the instant of that script.
-    last_script: (Instant, Duration),
+    last_script: Script,
     commands: u64,
     scripts: u64,
     /// The server's clock at each script that ran to its end.
@@ -52,14 +52,14 @@ struct State {
 }
 
 impl Server {
-    pub fn new(index: usize, epoch: i64, view: Option<Arc<Mutex<Slots>>>) -> Arc<Self> {
+    pub fn new(index: usize, epoch: i64, view: Option<Arc<Mutex<HashSlots>>>) -> Arc<Self> {
         let node = Node::new();
         let state = State {
             deaths: 0,
             work: Duration::ZERO,
             epoch,
             connections: Vec::new(),
-            last_script: (Instant::now(), Duration::ZERO),
+            last_script: Script { at: Instant::now(), clock: Duration::ZERO },
             commands: 0,
             scripts: 0,
             clocks: Vec::new(),
@@ -97,8 +97,7 @@ impl Server {
         lock(&self.state).epoch + elapsed
     }
 
-    /// Returns the instant of the last script, and the server's clock at that instant.
-    pub fn last_script(&self) -> (Instant, Duration) {
+    pub fn last_script(&self) -> Script {
         lock(&self.state).last_script
     }
 
@@ -138,7 +137,7 @@ impl Server {
         // Processes that register do so in the background.
         let registers = request.get(3).is_some_and(|key| key.ends_with(b":instances"));
         if request[0].starts_with(b"EVAL") && !registers {
-            state.last_script = (Instant::now(), clock);
+            state.last_script = Script { at: Instant::now(), clock };
             // The client repeats a script that the server does not have, or not any more.
             if !matches!(reply, Reply::Error(_)) {
                 state.scripts += 1;
@@ -151,11 +150,11 @@ impl Server {
 
     fn redirect(&self, node: &Node, request: &Request, asking: bool) -> Option<Reply> {
         let view = lock(&self.view);
-        let slots = lock(view.as_ref()?);
+        let hash_slots = lock(view.as_ref()?);
         if request[0].eq_ignore_ascii_case(b"cluster") {
-            return Some(slots.reply());
+            return Some(hash_slots.reply());
         }
-        slots.redirect(self.index, slots::keys(request), asking, |key| node.has(key))
+        hash_slots.redirect(self.index, hash_slots::keys(request), asking, |key| node.has(key))
     }
 
     /// Ends the process. `loses` says that its keys were in memory only.
@@ -219,11 +218,11 @@ impl Server {
         state.backlog.clear();
         let mut view = lock(&self.view);
         // The last view of a server that hears of no others.
-        *view = view.take().map(|slots| Arc::new(Mutex::new(lock(&slots).clone())));
+        *view = view.take().map(|shared| Arc::new(Mutex::new(lock(&shared).clone())));
     }
 
     /// Sets the view of the cluster.
-    pub fn join(&self, view: Option<Arc<Mutex<Slots>>>) {
+    pub fn join(&self, view: Option<Arc<Mutex<HashSlots>>>) {
         *lock(&self.view) = view;
     }
 }

@@ -414,7 +414,7 @@ impl Shares {
             };
             let Some((charges, taken)) = paid.filter(|_| keeps != cost) else { continue };
             sleep(SETTLED).await;
-            model.reach(world.nodes.last_run());
+            model.reach(world.nodes.last_script());
             for charge in charges {
                 model.keep(charge, &taken, keeps);
             }
@@ -624,7 +624,7 @@ impl Capability for Shares {
         let more = if self.slow { 2 } else { 0 };
         let keeps = *random.pick(&[cost, cost, cost, cost, cost / 2, cost + more]);
         let ask = Ask { key: format!("c{client}"), weight: WEIGHTS[client], cost, keeps };
-        async move { self.request(world, place, ask).await }.await;
+        self.request(world, place, ask).await;
     }
 
     async fn compare(&self, world: &World, mut random: Random, when: &'static str) {

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The events of a run. Without `recorded`, only their number is kept.
+/// The events of a run, if it is `recorded`, and its violations.
 #[derive(Debug)]
 pub struct Story {
     start: Instant,

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use tower_sluice::{
     Decision, LocalStore, Store,
-    store::{Answer, Charge, Context, Op, Stats, Unsupported},
+    store::{Answer, Charge, Context, Op, Unsupported},
     testing::FakeClock,
 };
 
@@ -21,10 +21,6 @@ impl VirtualLocal {
         let clock = FakeClock::new();
         // Enough room that no key shares an account.
         Self { store: clock.store(4_096), clock, start }
-    }
-
-    pub fn stats(&self) -> Stats {
-        self.store.stats()
     }
 
     fn set_clock(&self) {

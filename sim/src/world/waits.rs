@@ -17,14 +17,15 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower::{Layer, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, service_fn};
 use tower_sluice::{
     Key, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::HeaderKey,
     middleware::HoldUntil, rule::RuleName, store::Charge,
 };
 
 use super::{
-    MARGIN, World, asks,
+    MARGIN, World,
+    asks::{self, Handler},
     capability::Capability,
     lock,
     story::Story,
@@ -59,8 +60,6 @@ const QUEUED: Duration = Duration::from_millis(30);
 /// Requests that wait for slots. Their waits during faults are a part of `holds.rs`.
 pub struct Waits;
 
-type Service = BoxCloneSyncService<Request<()>, Response<()>, Infallible>;
-
 /// The work of a request, and the start of its handler.
 #[derive(Clone)]
 struct Call {
@@ -79,22 +78,14 @@ struct Visit {
     denied: bool,
 }
 
-/// Returns a layer of a process, for requests that wait or that do not.
-fn service(name: &str, store: &Wrapped, limit: u32, max_wait: Duration) -> Service {
-    let rule = Rule::new(name, HeaderKey::new("x-key"), Quota::concurrent(limit));
-    let layer = RateLimitLayer::rules(rule.max_wait(max_wait), store.clone()).expose_decision();
-    let inner = service_fn(async |request: Request<()>| {
-        let call = request.extensions().get::<Call>().expect("a call");
-        *lock(&call.started) = Some(Instant::now());
-        sleep(call.works).await;
-        Ok::<_, Infallible>(Response::new(()))
-    });
-    let layer = layer.hold_until(HoldUntil::Head).max_waiters_per_key(1_000);
-    BoxCloneSyncService::new(layer.layer(inner))
+/// A client of a process, whose requests of one key wait or do not.
+#[derive(Clone)]
+struct Client {
+    service: Handler,
+    process: usize,
+    waits: bool,
+    story: Arc<Story>,
 }
-
-/// The process of a request, and whether it waits.
-type Sender = (usize, bool);
 
 /// The end of the patience of a client: after a number of times that its request is woken, and a time. A
 /// request is woken for a free slot, and then makes a call.
@@ -136,64 +127,83 @@ impl Patience {
     }
 }
 
-/// Sends a request.
-async fn send(
-    service: Service,
-    (process, waits): Sender,
-    works: Duration,
-    patience: Patience,
-    story: Arc<Story>,
-) -> Visit {
-    let (sent, started) = (story.now(), Arc::default());
-    let call = Call { works, started: Arc::clone(&started) };
-    let answer = patience.wait_for(asks::send(&service, "one", call)).await;
-    let denied = answer.is_some_and(|decision| !decision.is_allowed());
-    let started = lock(&started).map(|at| story.at(at));
-    story.record(format!("p{process}"), || {
-        let what = match (started, denied) {
-            (Some(at), _) => format!("ran from {at:?}"),
-            (None, true) => "denied".into(),
-            (None, false) => "left".into(),
-        };
-        format!("waits: {waits}, sent at {sent:?}: {what}")
-    });
-    Visit { process, waits, sent, started, ended: story.now(), denied }
+impl Client {
+    fn new(
+        world: &World,
+        process: usize,
+        store: &Wrapped,
+        name: &str,
+        limit: u32,
+        max_wait: Duration,
+    ) -> Self {
+        let rule = Rule::new(name, HeaderKey::new("x-key"), Quota::concurrent(limit));
+        let layer = RateLimitLayer::rules(rule.max_wait(max_wait), store.clone()).expose_decision();
+        let inner = service_fn(async |request: Request<()>| {
+            let call = request.extensions().get::<Call>().expect("a call");
+            *lock(&call.started) = Some(Instant::now());
+            sleep(call.works).await;
+            Ok::<_, Infallible>(Response::new(()))
+        });
+        let layer = layer.hold_until(HoldUntil::Head).max_waiters_per_key(1_000);
+        let service = Handler::new(layer.layer(inner));
+        Self { service, process, waits: !max_wait.is_zero(), story: world.story.clone() }
+    }
+
+    /// Returns a client whose requests wait and one whose do not, of the same slots.
+    fn both(world: &World, process: usize, store: &Wrapped, name: &str, limit: u32) -> [Self; 2] {
+        [MAX_WAIT, Duration::ZERO]
+            .map(|max_wait| Self::new(world, process, store, name, limit, max_wait))
+    }
+
+    async fn send(self, works: Duration, patience: Patience) -> Visit {
+        let Self { service, process, waits, story } = self;
+        let (sent, started) = (story.now(), Arc::default());
+        let call = Call { works, started: Arc::clone(&started) };
+        let answer = patience.wait_for(asks::send(&service, "one", call)).await;
+        let denied = answer.is_some_and(|decision| !decision.is_allowed());
+        let started = lock(&started).map(|at| story.at(at));
+        story.record(format!("p{process}"), || {
+            let what = match (started, denied) {
+                (Some(at), _) => format!("ran from {at:?}"),
+                (None, true) => "denied".into(),
+                (None, false) => "left".into(),
+            };
+            format!("waits: {waits}, sent at {sent:?}: {what}")
+        });
+        Visit { process, waits, sent, started, ended: story.now(), denied }
+    }
+
+    /// Sends a first request. On a cluster, the breaker of the key's server may be open since the faults,
+    /// and only one request probes it.
+    async fn probe(&self) {
+        self.clone().send(Duration::ZERO, Patience::ENDLESS).await;
+    }
 }
 
-/// Sends a first request. On a cluster, the breaker of the key's server may be open since the faults, and
-/// only one request probes it.
-async fn probe(service: &Service, process: usize, story: &Arc<Story>) {
-    let patience = Patience::ENDLESS;
-    send(service.clone(), (process, false), Duration::ZERO, patience, story.clone()).await;
+/// Returns the name of a rule that no other check has.
+fn name(of: &str, when: &str) -> String {
+    format!("{of}_{}", when.split(' ').next().unwrap_or_default())
 }
 
-/// Sends requests of one key, with work of some milliseconds, from all processes for a while.
-async fn run(
-    services: &[[Service; 2]],
-    works: Range<u64>,
-    random: &mut Random,
-    story: &Arc<Story>,
-) -> Vec<Visit> {
-    let mut clients = JoinSet::new();
-    for (process, services) in services.iter().enumerate() {
-        let (mut random, services, story) = (random.fork(), services.clone(), story.clone());
-        let works = works.clone();
-        clients.spawn(async move {
+/// Sends requests with work of some milliseconds from all processes for a while.
+async fn run(clients: &[[Client; 2]], works: Range<u64>, random: &mut Random) -> Vec<Visit> {
+    let mut processes = JoinSet::new();
+    for [waiting, hasty] in clients.iter().cloned() {
+        let (mut random, works) = (random.fork(), works.clone());
+        processes.spawn(async move {
             let gap = *random.pick(&[20, 100, 400]);
             let mut sent = JoinSet::new();
             for _ in 0..random.within(10..30) {
                 let mut millis = |range| Duration::from_millis(random.within(range));
                 let (works, pause) = (millis(works.clone()), millis(0..gap));
-                let waits = random.percent(80);
-                let patience = Patience::random(&mut random);
-                let service = services[usize::from(waits)].clone();
-                sent.spawn(send(service, (process, waits), works, patience, story.clone()));
+                let client = if random.percent(80) { &waiting } else { &hasty };
+                sent.spawn(client.clone().send(works, Patience::random(&mut random)));
                 sleep(pause).await;
             }
             sent.join_all().await
         });
     }
-    clients.join_all().await.into_iter().flatten().collect()
+    processes.join_all().await.into_iter().flatten().collect()
 }
 
 /// Bounds for requests that wait.
@@ -254,15 +264,14 @@ fn wrong(visits: &[Visit], limit: u32, bounds: &Bounds) -> Option<String> {
 async fn freeze(world: &World, mut random: Random, when: &str) {
     let at = random.pick(&world.places);
     let (limit, story) = (random.within(1..5), &world.story);
-    let name = format!("frozen_{}", &when[..when.find(' ').unwrap_or(0)]);
     let most = u32::try_from(limit).expect("few");
-    let service = service(&name, &at.process().store, most, MAX_WAIT);
-    probe(&service, 0, story).await;
+    let store = &at.process().store;
+    let client = Client::new(world, 0, store, &name("frozen", when), most, MAX_WAIT);
+    client.probe().await;
     let mut sent = JoinSet::new();
     for index in 0..limit + random.within(1..5) {
         let works = if index < limit { 3 * MAX_WAIT } else { Duration::ZERO };
-        let patience = Patience::ENDLESS;
-        sent.spawn(send(service.clone(), (0, true), works, patience, story.clone()));
+        sent.spawn(client.clone().send(works, Patience::ENDLESS));
         sleep(Duration::from_millis(random.within(5..40))).await;
     }
     sleep(Duration::from_millis(random.within(0..200))).await;
@@ -288,37 +297,34 @@ async fn freeze(world: &World, mut random: Random, when: &str) {
 /// Loses the answers to requests of one process that share calls. The slots that the servers gave to all
 /// of them are free soon after.
 async fn lose_answers(world: &World, mut random: Random, when: &str) {
-    let (at, story) = (random.pick(&world.places), &world.story);
+    let at = random.pick(&world.places);
     let limit = u32::try_from(random.within(3..12)).expect("few");
-    let name = format!("unanswered_{}", &when[..when.find(' ').unwrap_or(0)]);
-    let service = service(&name, &at.process().store, limit, Duration::ZERO);
-    probe(&service, 0, story).await;
+    let (name, store) = (name("unanswered", when), &at.process().store);
+    let client = Client::new(world, 0, store, &name, limit, Duration::ZERO);
+    client.probe().await;
     sleep(FREE).await;
     at.client.wire.change(|path| path.down = false);
     let mut sent = JoinSet::new();
     for _ in 0..limit {
-        let patience = Patience::ENDLESS;
-        sent.spawn(send(service.clone(), (0, false), Duration::ZERO, patience, story.clone()));
+        sent.spawn(client.clone().send(Duration::ZERO, Patience::ENDLESS));
     }
     sleep(2 * MARGIN).await;
     at.client.wire.cut();
     at.client.wire.change(|path| path.down = true);
     sent.join_all().await;
-    probe(&service, 0, story).await;
+    client.probe().await;
     sleep(SETTLED).await;
     let (key, quotas) = (Key::from("one"), [Quota::concurrent(limit)]);
     let charge = Charge::new(RuleName::new(&name).expect("a name"), &key, &quotas).with_cost(0);
     let store = &random.pick(&world.places).process().store;
     // The first look may be the probe of a breaker.
-    for _ in 0..2 {
-        let Ok(look) = store.peek(&[charge]).await;
-        let held = look.outcomes().first().and_then(|outcome| outcome.held());
-        if look.source() == Source::Redis && held != Some(0) {
-            let text = format!("{when}: {held:?} of {limit} slots are held after lost answers");
-            story.violate("waits", text);
-            return;
-        }
-        sleep(FREE).await;
+    drop(store.peek(&[charge]).await);
+    sleep(FREE).await;
+    let Ok(look) = store.peek(&[charge]).await;
+    let held = look.outcomes().first().and_then(|outcome| outcome.held());
+    if look.source() != Source::Redis || held != Some(0) {
+        let text = format!("{held:?} of {limit} slots are held by {}", look.source());
+        world.story.violate("waits", format!("{when}: {text} after lost answers"));
     }
 }
 
@@ -326,22 +332,21 @@ async fn lose_answers(world: &World, mut random: Random, when: &str) {
 /// gets a part of them.
 async fn compete(world: &World, mut random: Random, when: &str) {
     let (limit, story) = (u32::try_from(random.within(1..4)).expect("few"), &world.story);
-    let name = format!("competition_{}", &when[..when.find(' ').unwrap_or(0)]);
+    let name = name("competition", when);
     let works = Duration::from_millis(random.within(10..40));
     let mut clients = JoinSet::new();
     for (process, place) in world.places.iter().enumerate() {
-        let service = service(&name, &place.process().store, limit, 10 * MAX_WAIT);
-        probe(&service, process, story).await;
+        let store = &place.process().store;
+        let client = Client::new(world, process, store, &name, limit, 10 * MAX_WAIT);
+        client.probe().await;
         for _ in 0..2 * limit {
-            let (service, story) = (service.clone(), story.clone());
+            let client = client.clone();
             clients.spawn(async move {
                 let mut runs = 0_u64;
                 let start = Instant::now();
                 while start.elapsed() < COMPETITION {
-                    let patience = Patience::ENDLESS;
-                    let visit =
-                        send(service.clone(), (process, true), works, patience, story.clone());
-                    let ran = visit.await.started.is_some();
+                    let visit = client.clone().send(works, Patience::ENDLESS).await;
+                    let ran = visit.started.is_some();
                     runs += u64::from(ran && start.elapsed() > SETTLING);
                 }
                 (process, runs)
@@ -373,18 +378,15 @@ async fn compete(world: &World, mut random: Random, when: &str) {
 /// also if a request leaves when it is woken or during its call.
 async fn check_alone(world: &World, mut random: Random, when: &str) {
     let (limit, story) = (u32::try_from(random.within(1..4)).expect("few"), &world.story);
-    let name = format!("alone_{}", &when[..when.find(' ').unwrap_or(0)]);
     let at = random.pick(&world.places);
-    let store = at.process().store.clone();
-    let services =
-        [Duration::ZERO, MAX_WAIT].map(|max_wait| service(&name, &store, limit, max_wait));
-    probe(&services[0], 0, story).await;
+    let clients = Client::both(world, 0, &at.process().store, &name("alone", when), limit);
+    clients[1].probe().await;
     // The mean time for which a slot is held decides when the first request asks by itself.
     for _ in 0..10 {
         let works = Duration::from_millis(LONG_WORK.start);
-        send(services[0].clone(), (0, false), works, Patience::ENDLESS, story.clone()).await;
+        clients[1].clone().send(works, Patience::ENDLESS).await;
     }
-    let visits = run(&[services], LONG_WORK, &mut random, story).await;
+    let visits = run(&[clients], LONG_WORK, &mut random).await;
     let late = at.wrappers.budget + MARGIN;
     let bounds = Bounds { free: ROUND_TRIPS, late, queued: QUEUED, overtaking: limit as usize - 1 };
     if let Some(text) = wrong(&visits, limit, &bounds) {
@@ -395,23 +397,23 @@ async fn check_alone(world: &World, mut random: Random, when: &str) {
 
 async fn check(world: &World, mut random: Random, when: &str) {
     let (limit, story) = (u32::try_from(random.within(1..5)).expect("few"), &world.story);
-    let name = format!("waits_{}", &when[..when.find(' ').unwrap_or(0)]);
-    let of_process = |store: &Wrapped| {
-        [Duration::ZERO, MAX_WAIT].map(|max_wait| service(&name, store, limit, max_wait))
-    };
+    let name = name("waits", when);
     let violate = |text: String| world.story.violate("waits", format!("{when}: {text}"));
-    let local = of_process(&VirtualLocal::new(story.start()).boxed());
-    let visits = run(&[local], 0..WORK, &mut random, story).await;
+    let local = VirtualLocal::new(story.start()).boxed();
+    let local = Client::both(world, 0, &local, &name, limit);
+    let visits = run(&[local], 0..WORK, &mut random).await;
     let exact = Bounds { free: MARGIN, late: MARGIN, queued: Duration::ZERO, overtaking: 0 };
     if let Some(text) = wrong(&visits, limit, &exact) {
         violate(format!("embedded store: {text}"));
     }
-    let services: Vec<_> =
-        world.places.iter().map(|place| of_process(&place.process().store)).collect();
-    for (process, [service, _]) in services.iter().enumerate() {
-        probe(service, process, story).await;
+    let places = world.places.iter().enumerate();
+    let clients = places
+        .map(|(process, place)| Client::both(world, process, &place.process().store, &name, limit));
+    let clients: Vec<_> = clients.collect();
+    for [_, hasty] in &clients {
+        hasty.probe().await;
     }
-    let visits = run(&services, 0..WORK, &mut random, story).await;
+    let visits = run(&clients, 0..WORK, &mut random).await;
     world.story.record("world", || {
         let ran = visits.iter().filter(|it| it.started.is_some()).count();
         format!("waits {when}: {ran} of {} ran on {limit} slots", visits.len())
@@ -431,11 +433,10 @@ async fn check(world: &World, mut random: Random, when: &str) {
     if calls > 0 {
         violate(format!("{calls} calls after all requests ended"));
     }
-    let [service, _] = random.pick(&services);
+    let [_, hasty] = random.pick(&clients);
     let mut last = JoinSet::new();
     for _ in 0..limit {
-        let patience = Patience::ENDLESS;
-        last.spawn(send(service.clone(), (0, false), Duration::ZERO, patience, story.clone()));
+        last.spawn(hasty.clone().send(Duration::ZERO, Patience::ENDLESS));
     }
     let denied = last.join_all().await.iter().filter(|it| it.denied).count();
     if denied > 0 {

@@ -30,7 +30,7 @@ pub struct Wrappers {
     pub leases: Option<u32>,
     pub coalesce: bool,
     pub resp3: bool,
-    /// `true` if all accounts of a key are in one slot of a cluster.
+    /// `true` if all accounts of a key are in one hash slot of a cluster.
     pub hash_tag: bool,
     pub on_failure: OnFailure,
     /// `true` if the processes are counted.
@@ -113,48 +113,36 @@ where
 {
     let processes =
         if wrappers.counted { store.live_instances(processes) } else { processes.into() };
-    (wrapped(store, wrappers, processes.clone(), wire), processes)
-}
-
-fn wrapped<C>(
-    store: RedisStore<C>,
-    wrappers: &Wrappers,
-    processes: Instances,
-    wire: &Arc<Wire>,
-) -> Wrapped
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
     let store = store.timeout(wrappers.budget);
     let store = Noted { store, wire: wire.clone(), budget: wrappers.budget };
-    if wrappers.breaker {
-        cache(store.breaker(), wrappers, processes, wire)
-    } else {
-        cache(store, wrappers, processes, wire)
-    }
+    let wrapped = match wrappers.breaker {
+        true => above_breaker(store.breaker(), wrappers, &processes, wire),
+        false => above_breaker(store, wrappers, &processes, wire),
+    };
+    (wrapped, processes)
 }
 
-fn cache<S>(store: S, wrappers: &Wrappers, processes: Instances, wire: &Wire) -> Wrapped
+fn above_breaker<S>(store: S, wrappers: &Wrappers, processes: &Instances, wire: &Wire) -> Wrapped
 where
     S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
 {
+    let mut store = store.boxed();
     if wrappers.deny_cache {
-        lease(store.deny_cache(), wrappers, processes, wire)
-    } else {
-        lease(store, wrappers, processes, wire)
+        store = store.deny_cache().boxed();
     }
-}
-
-fn lease<S>(store: S, wrappers: &Wrappers, processes: Instances, wire: &Wire) -> Wrapped
-where
-    S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
-{
-    match wrappers.leases {
-        Some(percent) if wrappers.counted => {
-            policy(store.leases(percent).instances(processes.clone()), wrappers, processes, wire)
+    if let Some(percent) = wrappers.leases {
+        let leases = store.leases(percent);
+        let is_counted = wrappers.counted;
+        let leases = if is_counted { leases.instances(processes.clone()) } else { leases };
+        store = leases.boxed();
+    }
+    match wrappers.on_failure {
+        OnFailure::Open => store.fail_open().boxed(),
+        OnFailure::Closed => store.fail_closed().boxed(),
+        OnFailure::Fallback => {
+            let local = VirtualLocal::new(wire.story().0.start());
+            store.fallback(local, processes.clone()).boxed()
         }
-        Some(percent) => policy(store.leases(percent), wrappers, processes, wire),
-        None => policy(store, wrappers, processes, wire),
     }
 }
 
@@ -202,19 +190,5 @@ where
 
     fn failure_domains(&self, op: Op<'_>) -> Vec<FailureDomain> {
         self.store.failure_domains(op)
-    }
-}
-
-fn policy<S>(store: S, wrappers: &Wrappers, processes: Instances, wire: &Wire) -> Wrapped
-where
-    S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
-{
-    match wrappers.on_failure {
-        OnFailure::Open => store.fail_open().boxed(),
-        OnFailure::Closed => store.fail_closed().boxed(),
-        OnFailure::Fallback => {
-            let local = VirtualLocal::new(wire.story().0.start());
-            store.fallback(local, processes).boxed()
-        }
     }
 }

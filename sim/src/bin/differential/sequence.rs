@@ -38,8 +38,7 @@ struct Wanted {
 impl Sequence {
     pub async fn new(seed: u64, tee: &Tee) -> Self {
         let mut random = Random::new(seed);
-        tee.send(&[b"FLUSHALL".to_vec()]).await;
-        tee.begin();
+        tee.begin().await;
         let driven = random.percent(70);
         let plain =
             RedisStore::with_connection(tee.clone()).readable_keys().lazy().expect("a store");
@@ -224,6 +223,6 @@ impl Sequence {
             }
             _ => value.iter_mut().skip(at).take(1).for_each(|it| *it = byte[0]),
         }
-        self.tee.send(&[b"SET".to_vec(), key, value, b"KEEPTTL".to_vec()]).await;
+        self.tee.send(&[b"PSETEX".to_vec(), key, b"60000".to_vec(), value]).await;
     }
 }

@@ -53,9 +53,12 @@ impl Tee {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets the commands so far.
-    pub fn begin(&self) {
+    /// Forgets the commands so far, and all keys.
+    pub async fn begin(&self) {
+        let mut real = self.real.clone();
+        let _: redis::Value = ask(&mut real, &[b"FLUSHALL"]).await;
         let mut inner = self.inner();
+        inner.node.lose();
         inner.story.clear();
         (inner.unsure, inner.late) = (false, 0);
     }
@@ -132,7 +135,7 @@ impl Inner {
         let near = is_time && near(real, &node, late);
         self.story.push(format!("{} -> {right}", words(request)));
         // Equal replies may hide different times to live, which a later command would show.
-        let hides = instant.is_none() && Node::writes(request);
+        let hides = instant.is_none() && Node::writes(&request[0]);
         if unsure && (left != right || hides) {
             self.unsure = true;
         } else if left != right && !near && !self.unsure {

@@ -1,41 +1,41 @@
-//! The slots of a cluster as its servers see them: the shard of each slot, the primary of each shard,
-//! and a slot that moves.
+//! The hash slots of a cluster as its servers see them: the shard of each one, the primary of each shard,
+//! and a hash slot that moves.
 
-use crate::node::{Reply, Request};
+use crate::node::{Node, Reply, Request};
 
-const SLOTS: u16 = 16_384;
+const COUNT: u16 = 16_384;
 
 /// The view of a server. Shards and servers are indices.
 #[derive(Clone, Debug)]
-pub struct Slots {
+pub struct HashSlots {
     owners: Vec<u8>,
     pub primaries: Vec<usize>,
     pub moving: Option<Moving>,
 }
 
-/// A slot whose keys move one at a time.
+/// A hash slot whose keys move one at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct Moving {
-    pub slot: u16,
+    pub hash_slot: u16,
     pub from: usize,
     pub to: usize,
 }
 
-impl Slots {
+impl HashSlots {
     pub fn new(shards: usize) -> Self {
-        let owner = |slot| u8::try_from(slot * shards / usize::from(SLOTS)).expect("few");
-        let owners = (0..usize::from(SLOTS)).map(owner).collect();
+        let owner = |hash_slot| u8::try_from(hash_slot * shards / usize::from(COUNT)).expect("few");
+        let owners = (0..usize::from(COUNT)).map(owner).collect();
         Self { owners, primaries: (0..shards).map(|shard| 2 * shard).collect(), moving: None }
     }
 
-    pub fn shard(&self, slot: u16) -> usize {
-        self.owners[usize::from(slot)].into()
+    pub fn shard(&self, hash_slot: u16) -> usize {
+        self.owners[usize::from(hash_slot)].into()
     }
 
     /// Ends the move.
     pub fn moved(&mut self) {
-        if let Some(Moving { slot, to, .. }) = self.moving.take() {
-            self.owners[usize::from(slot)] = u8::try_from(to).expect("few");
+        if let Some(Moving { hash_slot, to, .. }) = self.moving.take() {
+            self.owners[usize::from(hash_slot)] = u8::try_from(to).expect("few");
         }
     }
 
@@ -48,16 +48,16 @@ impl Slots {
         asking: bool,
         has: impl Fn(&Vec<u8>) -> bool,
     ) -> Option<Reply> {
-        let slot = slot(keys.first()?);
-        if keys.iter().any(|key| self::slot(key) != slot) {
+        let hash_slot = hash_slot(keys.first()?);
+        if keys.iter().any(|key| self::hash_slot(key) != hash_slot) {
             return Some(Reply::error("CROSSSLOT Keys in request don't hash to the same slot"));
         }
         let there = keys.iter().filter(|key| has(key)).count();
         let to_try_again =
             || Reply::error("TRYAGAIN Multiple keys request during rehashing of slot");
-        let to = |code, server| Reply::error(format!("{code} {slot} node{server}:{server}"));
-        let owner = self.primaries[self.shard(slot)];
-        match self.moving.filter(|moving| moving.slot == slot) {
+        let to = |code, server| Reply::error(format!("{code} {hash_slot} node{server}:{server}"));
+        let owner = self.primaries[self.shard(hash_slot)];
+        match self.moving.filter(|moving| moving.hash_slot == hash_slot) {
             Some(moving) if me == owner && there < keys.len() => Some(match there {
                 0 => to("ASK", self.primaries[moving.to]),
                 _ => to_try_again(),
@@ -89,24 +89,26 @@ impl Slots {
     }
 }
 
-/// Returns the keys of a script call.
+/// Returns the keys of a script call, or the key of a command.
 pub fn keys(request: &Request) -> &[Vec<u8>] {
-    let count = match request.get(..3) {
+    let range = match request.get(..3) {
         Some([name, _, count]) if name.to_ascii_lowercase().starts_with(b"eval") => {
-            str::from_utf8(count).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0)
+            let count = str::from_utf8(count).ok().and_then(|count| count.parse::<usize>().ok());
+            3..3 + count.unwrap_or(0)
         }
-        _ => 0,
+        Some([name, ..]) if Node::writes(name) => 1..2,
+        _ => 0..0,
     };
-    request.get(3..3 + count).unwrap_or_default()
+    request.get(range).unwrap_or_default()
 }
 
-/// Returns the slot of a key: the CRC-16 of the text in its braces.
-pub fn slot(key: &[u8]) -> u16 {
+/// Returns the hash slot of a key: the CRC-16 of the text in its braces.
+pub fn hash_slot(key: &[u8]) -> u16 {
     let inside = key.split(|byte| *byte == b'{').nth(1);
     let inside = inside.and_then(|rest| rest.split(|byte| *byte == b'}').next());
     let bit = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
     let byte = |crc: u16, byte: &u8| (0..8).fold(crc ^ u16::from(*byte) << 8, bit);
-    inside.unwrap_or(key).iter().fold(0, byte) % SLOTS
+    inside.unwrap_or(key).iter().fold(0, byte) % COUNT
 }
 
 #[cfg(test)]
@@ -114,20 +116,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_match_those_of_redis_cluster() {
+    fn hash_slots_match_those_of_redis_cluster() {
         // The output of CLUSTER KEYSLOT.
         for (key, expected) in [("sluice:3:{foo}", 12_182), ("{bar}:0", 5_061), ("a", 15_495)] {
-            assert_eq!(slot(key.as_bytes()), expected, "{key}");
+            assert_eq!(hash_slot(key.as_bytes()), expected, "{key}");
         }
     }
 
     #[test]
-    fn keys_of_a_moving_slot_are_asked_for_where_they_are() {
-        let mut slots = Slots::new(3);
+    fn keys_of_a_moving_hash_slot_are_asked_for_where_they_are() {
+        let mut hash_slots = HashSlots::new(3);
         let (key, list) = (b"{bar}".to_vec(), b"{bar}:0".to_vec());
-        slots.moving = Some(Moving { slot: 5_061, from: 0, to: 2 });
+        hash_slots.moving = Some(Moving { hash_slot: 5_061, from: 0, to: 2 });
         let show = |me, keys: &[Vec<u8>], asking, has: &[&Vec<u8>]| {
-            let reply = slots.redirect(me, keys, asking, |key| has.contains(&key));
+            let reply = hash_slots.redirect(me, keys, asking, |key| has.contains(&key));
             match reply {
                 Some(Reply::Error(text)) => text.split(' ').next().unwrap_or_default().to_owned(),
                 other => format!("{other:?}"),
