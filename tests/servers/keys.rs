@@ -253,8 +253,8 @@ async fn readable_keys_show_the_rule_and_the_key() {
     assert_eq!(names, [address("default", "%7d%7b"), address("default", "alice")]);
 }
 
-/// Returns the slot of a key in a cluster: CRC-16 (XMODEM) of the text in the first braces.
-fn slot(name: &[u8]) -> u16 {
+/// Returns the hash slot of a key in a cluster: CRC-16 (XMODEM) of the text in the first braces.
+fn hash_slot(name: &[u8]) -> u16 {
     let open = name.iter().position(|byte| *byte == b'{').expect("a brace") + 1;
     let length = name[open..].iter().position(|byte| *byte == b'}').expect("its end");
     assert!(length > 0);
@@ -267,8 +267,8 @@ fn slot(name: &[u8]) -> u16 {
 }
 
 #[tokio::test]
-async fn accounts_spread_evenly_over_slots_with_their_lists() {
-    assert_eq!(slot(b"{123456789}"), 0x31c3);
+async fn accounts_spread_evenly_over_hash_slots_with_their_lists() {
+    assert_eq!(hash_slot(b"{123456789}"), 0x31c3);
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
     let logged = Quota::per_hour(5).with_algorithm(Algorithm::SlidingLog);
@@ -280,17 +280,17 @@ async fn accounts_spread_evenly_over_slots_with_their_lists() {
         });
         join_all(takes).await;
     }
-    let (mut groups, mut slots) = ([0; 16], BTreeMap::<Vec<u8>, u16>::new());
+    let (mut groups, mut hash_slots) = ([0; 16], BTreeMap::<Vec<u8>, u16>::new());
     let found = keys(&mut raw(&server.url()).await).await;
     let suffix = list_key("", Duration::from_secs(3_600));
     let lists = found.iter().filter(|(name, _)| name.ends_with(suffix.as_bytes())).count();
     assert_eq!((found.len(), lists), (11_000, 1_000));
     for (name, _) in &found {
         let account = name.strip_suffix(suffix.as_bytes()).unwrap_or(name);
-        let first = *slots.entry(account.to_vec()).or_insert_with(|| slot(name));
-        assert_eq!(first, slot(name), "an account and its list");
+        let first = *hash_slots.entry(account.to_vec()).or_insert_with(|| hash_slot(name));
+        assert_eq!(first, hash_slot(name), "an account and its list");
     }
-    slots.values().for_each(|slot| groups[usize::from(slot / 1_024)] += 1);
+    hash_slots.values().for_each(|hash_slot| groups[usize::from(hash_slot / 1_024)] += 1);
     assert!(groups.iter().all(|count| (500..=750).contains(count)), "{groups:?}");
 }
 
