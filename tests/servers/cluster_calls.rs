@@ -116,6 +116,16 @@ async fn rules_of_one_key_are_charged_all_or_none_while_their_hash_slot_moves() 
     assert!(passes(&charges[..1]).await);
     let migration = cluster.begin_migration(hash_slot, (from + 1) % 3).await;
     assert!(passes(&charges).await && passes(&charges).await);
+    let undone = store.take(&charges).await.expect("a decision");
+    assert!(undone.is_allowed());
+    store.undo(&charges, &undone, None);
+    let looks = charges.map(|charge| charge.with_cost(0));
+    let back = async || {
+        let peek = store.peek(&looks).await.expect("a peek");
+        let left: Vec<_> = peek.outcomes().iter().map(|outcome| outcome.remaining()).collect();
+        (left == [6, 10, 13]).then_some(())
+    };
+    eventually("the units are back", back).await;
     assert!(migration.move_keys().await > 0);
     assert!(passes(&charges).await);
     migration.finish().await;
