@@ -18,7 +18,8 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::Account,
+    accounts::{Account, HOUR, gcra_account, stored_micros},
+    replies::{bulk, replaces_the_connection, reply_of, shifted},
     servers::{FakeServer, PATIENCE, Reply, name},
 };
 
@@ -30,22 +31,25 @@ fn all_hash_slots(port: u16) -> String {
     format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n")
 }
 
-/// Starts a server that gives these replies to `CLUSTER SLOTS` and to every other command. `PORT` is
-/// replaced by its port.
+/// Returns this reply to each command. `PORT` is replaced by the port of the server.
+fn always(reply: &'static str) -> impl FnMut(u16) -> Reply {
+    move |port| Reply::from(reply.replace("PORT", &port.to_string()))
+}
+
+/// Starts a server that gives these replies to `CLUSTER SLOTS` and to every other command, by its port.
 async fn cluster(
     hash_slots: impl Fn(u16) -> String + Send + Sync + 'static,
-    reply: &'static str,
+    mut reply: impl FnMut(u16) -> Reply + Send + 'static,
 ) -> FakeServer {
     let address = Arc::new(OnceLock::<SocketAddr>::new());
     let known = address.clone();
     let server = FakeServer::start(move |words| {
         let port = known.get().expect("the server has started").port();
-        let text = match name(words).as_str() {
-            "CLUSTER" => hash_slots(port),
+        match name(words).as_str() {
+            "CLUSTER" => hash_slots(port).into(),
             "ASKING" => "+OK\r\n".into(),
-            _ => reply.replace("PORT", &port.to_string()),
-        };
-        Reply::from(text)
+            _ => reply(port),
+        }
     });
     let server = server.await;
     address.set(server.addr()).expect("the first address");
@@ -74,7 +78,7 @@ async fn fail(store: &RedisStore<ClusterLink>, decisions: usize, kinds: &[Kind])
 #[tokio::test]
 async fn endless_redirections_end_in_an_error_after_few_commands() {
     for reply in ["-MOVED 1 127.0.0.1:PORT\r\n", "-ASK 1 127.0.0.1:PORT\r\n"] {
-        let server = cluster(all_hash_slots, reply).await;
+        let server = cluster(all_hash_slots, always(reply)).await;
         let took = fail(&lazy(&server), DECISIONS, &[Kind::Cluster]).await;
         let scripts = commands(&server, "EVALSHA") + commands(&server, "EVAL");
         assert!(scripts <= 6 * DECISIONS, "{reply}: {scripts} calls of {DECISIONS} decisions");
@@ -85,7 +89,7 @@ async fn endless_redirections_end_in_an_error_after_few_commands() {
 
 #[tokio::test]
 async fn endless_repetitions_end_in_an_error_in_time() {
-    let server = cluster(all_hash_slots, "-TRYAGAIN later\r\n").await;
+    let server = cluster(all_hash_slots, always("-TRYAGAIN later\r\n")).await;
     let took = fail(&lazy(&server), 1, &[Kind::Cluster]).await;
     let scripts = commands(&server, "EVALSHA");
     assert!(scripts <= 12, "{scripts} calls in {took:?}");
@@ -101,7 +105,7 @@ async fn useless_hash_slots_are_an_error_and_not_a_panic() {
         |port| format!("*1\r\n*3\r\n:7\r\n:7\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n"),
     ];
     for hash_slots in hash_slots {
-        let server = cluster(hash_slots, ":1\r\n").await;
+        let server = cluster(hash_slots, always(":1\r\n")).await;
         let kinds = [Kind::Cluster, Kind::Disconnected, Kind::Timeout, Kind::Other];
         let took = fail(&lazy(&server), 3, &kinds).await;
         assert_eq!(commands(&server, "EVALSHA"), 0, "{:?}", hash_slots(0));
@@ -123,7 +127,7 @@ async fn a_hash_slot_without_a_server_fails_alone_and_never_the_whole_cluster() 
         false => "*0\r\n".into(),
     };
     // A useless reply is an answer of the server.
-    let server = cluster(hash_slots, ":1\r\n").await;
+    let server = cluster(hash_slots, always(":1\r\n")).await;
     let early = lazy(&server).breaker();
     for _ in 0..10 {
         early.take(&[charge(&Key::from("a"))]).await.expect_err("no hash slots are known");
@@ -151,4 +155,34 @@ async fn a_hash_slot_without_a_server_fails_alone_and_never_the_whole_cluster() 
     assert!(matches!(error, BreakerError::Store(_)), "{error}");
     let error = breaker.take(&[charge(&gone)]).await.expect_err("no server");
     assert!(matches!(error, BreakerError::Open { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_to_another_request_replaces_the_connection_to_its_server() {
+    let mut answer = shifted();
+    let server = cluster(all_hash_slots, move |_| answer()).await;
+    replaces_the_connection(lazy(&server), &server).await;
+}
+
+/// The server to which a hash slot moves answers once on each connection.
+#[tokio::test]
+async fn a_connection_that_ended_while_it_was_idle_fails_no_call_for_a_hash_slot_that_moves() {
+    let now = 1_700_000_000_000_000_u64;
+    let target = FakeServer::start(move |words| match name(words).as_str() {
+        "ASKING" => "+OK\r\n".into(),
+        _ => {
+            let account = gcra_account(HOUR, stored_micros(now), 0);
+            Reply::Close(bulk(&reply_of(1, now, 1, 0, &account)))
+        }
+    });
+    let target = target.await;
+    let asks = format!("-ASK 1 {}\r\n", target.addr());
+    let source = cluster(all_hash_slots, move |_| asks.as_bytes().into()).await;
+    let (store, account) = (lazy(&source), Account::new("a", Quota::per_hour(5)));
+    for connections in 1..4 {
+        assert!(account.passes(&store).await);
+        assert_eq!(target.accepted(), connections);
+        // The end arrives.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
