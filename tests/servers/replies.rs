@@ -5,6 +5,7 @@ use redis::aio::ConnectionLike;
 use tokio::time::timeout;
 use tower_sluice::{
     Quota, RedisStore, StoreExt,
+    decision::Source,
     store::{RedisError, RedisErrorKind as Kind},
 };
 
@@ -188,7 +189,8 @@ where
     let error = first.expect_err("an invalid reply");
     assert_eq!(error.kind(), Kind::Reply, "{error}");
     let well = async || account.take(&store, 1).await.ok();
-    drop(eventually("another connection", well).await);
+    let decision = eventually("another connection", well).await;
+    assert_eq!(decision.source(), Source::Redis, "no later request waits for an answer");
     assert_eq!(server.accepted(), 2);
 }
 
