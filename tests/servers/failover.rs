@@ -36,10 +36,6 @@ async fn one_each(cluster: &Cluster) -> [String; 3] {
     found.map(|key| key.expect("a key on each server"))
 }
 
-/// The decisions in a row, without an error, that show a healthy server: more than fit into the
-/// tenth of a second after which a lost connection is retried.
-const IN_A_ROW: u32 = 100;
-
 /// The progress of the clients of a cluster.
 #[derive(Default)]
 struct Load {
@@ -152,7 +148,7 @@ async fn a_shard_recovers_at_once_from_a_requested_failover() {
         let cluster = Cluster::start(flavour).await;
         let clients = Clients::connect(&cluster).await;
         let place = address("default", &clients.keys[0]);
-        let failover = async { drop(cluster.failover(&place).await) };
+        let failover = async { _ = cluster.failover(&place).await };
         let (_, seen) = clients.watch(failover).await;
         // The server answers nobody while the replica catches up.
         assert!(seen[0].errors.iter().all(|kind| *kind == Kind::Timeout), "{flavour:?}: {seen:?}");
