@@ -228,7 +228,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let changed = match change {
             SlotChange::Free => {
                 let removed = self.remove(&requests).await;
-                removed.map(|()| slots.removed(requests))
+                removed.map(|()| slots.removed(&requests))
             }
             SlotChange::Renew => {
                 let counted = self.renew(&requests).await;

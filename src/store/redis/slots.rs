@@ -255,9 +255,9 @@ impl Slots {
     }
 
     /// Records that the server no longer counts slots.
-    pub(super) fn removed(&self, requests: Vec<RequestSlots>) {
+    pub(super) fn removed(&self, requests: &[RequestSlots]) {
         let mut state = self.state();
-        for slots in &requests {
+        for slots in requests {
             state.freed.remove(slots);
         }
     }
