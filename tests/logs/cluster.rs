@@ -14,7 +14,7 @@ const HOURLY: Quota = Quota::per_hour(100);
 /// lock while it logs, or the writer waits for itself.
 #[test]
 fn a_log_may_use_the_cluster_whose_outage_it_writes() {
-    const SLOTS: &str = "no server of the cluster reports its slots";
+    const SLOTS: &str = "no server of the cluster reports its hash slots";
     let _turn = alone();
     let (done, ended) = mpsc::channel();
     thread::spawn(move || {

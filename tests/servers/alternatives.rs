@@ -1,4 +1,4 @@
-//! Alternatives in several slots of a cluster, of which a server is lost, and beside report-only charges.
+//! Alternatives in several hash slots of a cluster, of which a server is lost, and beside report-only charges.
 
 use std::sync::{
     Arc,
@@ -89,7 +89,7 @@ where
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn alternatives_in_several_slots_of_a_cluster_are_exact() {
+async fn alternatives_in_several_hash_slots_of_a_cluster_are_exact() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let store = on_cluster(&cluster).await.expect("a store");
     are_exact(&store).await;

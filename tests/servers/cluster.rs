@@ -131,7 +131,7 @@ async fn a_denial_is_undone_even_if_its_caller_leaves() {
 }
 
 #[tokio::test]
-async fn accounts_keep_their_units_while_their_slots_move() {
+async fn accounts_keep_their_units_while_their_hash_slots_move() {
     for flavour in Flavour::ALL {
         let cluster = Cluster::start(flavour).await;
         let store = cluster_store(&cluster).await;
@@ -139,12 +139,13 @@ async fn accounts_keep_their_units_while_their_slots_move() {
             let account = Account::new(name, quota);
             let place = address("default", name);
             assert_eq!(account.passed(&store, 2).await, 2);
-            let (from, slot) = (cluster.master_of(&place).await, cluster.slot_of(&place).await);
-            cluster.migrate_slot(slot, (from + 1) % 3).await;
+            let (from, hash_slot) =
+                (cluster.master_of(&place).await, cluster.hash_slot_of(&place).await);
+            cluster.migrate_hash_slot(hash_slot, (from + 1) % 3).await;
             assert_eq!(account.left(&store).await, 7, "{name}");
             assert_eq!(account.passed(&store, 2).await, 2);
             // During the migration, before and after its keys have moved.
-            let migration = cluster.begin_migration(slot, from).await;
+            let migration = cluster.begin_migration(hash_slot, from).await;
             assert_eq!(account.passed(&store, 2).await, 2, "{name}");
             assert!(migration.move_keys().await > 0);
             assert_eq!(account.passed(&store, 2).await, 2, "{name}");
@@ -156,17 +157,18 @@ async fn accounts_keep_their_units_while_their_slots_move() {
 }
 
 #[tokio::test]
-async fn a_new_account_in_a_moving_slot_opens_at_the_destination() {
+async fn a_new_account_in_a_moving_hash_slot_opens_at_the_destination() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let store = cluster_store(&cluster).await;
     for (name, quota) in quotas(9, LONG) {
         let key = format!("{name}-new");
         let (account, place) = (Account::new(&key, quota), address("default", &key));
-        let (from, slot) = (cluster.master_of(&place).await, cluster.slot_of(&place).await);
-        let migration = cluster.begin_migration(slot, (from + 1) % 3).await;
+        let (from, hash_slot) =
+            (cluster.master_of(&place).await, cluster.hash_slot_of(&place).await);
+        let migration = cluster.begin_migration(hash_slot, (from + 1) % 3).await;
         if quota.algorithm() == Algorithm::SlidingLog {
             // A log has two keys, and Redis cannot create two keys in one command in a migrating
-            // slot.
+            // hash slot.
             let error: RedisError = account.take(&store, 1).await.expect_err("not yet");
             assert_eq!(error.kind(), Kind::Cluster, "{error}");
         } else {

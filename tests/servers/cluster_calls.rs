@@ -1,4 +1,4 @@
-//! The number of calls on a cluster: one for each slot of a request, and less if many callers wait.
+//! The number of calls on a cluster: one for each hash slot of a request, and less if many callers wait.
 
 use futures::future::join_all;
 use tower_sluice::{
@@ -99,7 +99,7 @@ async fn a_hash_tag_is_the_hash_of_the_key_alone() {
 }
 
 #[tokio::test]
-async fn rules_of_one_key_are_charged_all_or_none_while_their_slot_moves() {
+async fn rules_of_one_key_are_charged_all_or_none_while_their_hash_slot_moves() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let store = on_cluster(&cluster).readable_keys().hash_tag_by_key();
     let store = store.await.expect("a store");
@@ -107,15 +107,25 @@ async fn rules_of_one_key_are_charged_all_or_none_while_their_slot_moves() {
     let key = Key::from("moving");
     let charges = charges(&key, &limits);
     let place = "sluice:4:{%02moving}:day";
-    let (from, slot) = (cluster.master_of(place).await, cluster.slot_of(place).await);
+    let (from, hash_slot) = (cluster.master_of(place).await, cluster.hash_slot_of(place).await);
     let passes = async |charges: &[Charge<'_>]| {
         let decision: Result<Decision, RedisError> = store.take(charges).await;
         decision.unwrap_or_else(|error| panic!("{error}")).is_allowed()
     };
     // One of the accounts is there before the migration, and the others are not.
     assert!(passes(&charges[..1]).await);
-    let migration = cluster.begin_migration(slot, (from + 1) % 3).await;
+    let migration = cluster.begin_migration(hash_slot, (from + 1) % 3).await;
     assert!(passes(&charges).await && passes(&charges).await);
+    let undone = store.take(&charges).await.expect("a decision");
+    assert!(undone.is_allowed());
+    store.undo(&charges, &undone, None);
+    let looks = charges.map(|charge| charge.with_cost(0));
+    let back = async || {
+        let peek = store.peek(&looks).await.expect("a peek");
+        let left: Vec<_> = peek.outcomes().iter().map(|outcome| outcome.remaining()).collect();
+        (left == [6, 10, 13]).then_some(())
+    };
+    eventually("the units are back", back).await;
     assert!(migration.move_keys().await > 0);
     assert!(passes(&charges).await);
     migration.finish().await;

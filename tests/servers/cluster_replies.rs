@@ -1,4 +1,4 @@
-//! Clusters whose only server always redirects, asks for a repetition, or reports useless slots. Each
+//! Clusters whose only server always redirects, asks for a repetition, or reports useless hash slots. Each
 //! decision ends in an error, after few commands.
 
 use std::{
@@ -18,34 +18,38 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::Account,
+    accounts::{Account, HOUR, gcra_account, stored_micros},
+    replies::{bulk, replaces_the_connection, reply_of, shifted},
     servers::{FakeServer, PATIENCE, Reply, name},
 };
 
 /// Decisions of a test.
 const DECISIONS: usize = 20;
 
-/// Returns the reply of `CLUSTER SLOTS` of a server that has all slots.
-fn all_slots(port: u16) -> String {
+/// Returns the reply of `CLUSTER SLOTS` of a server that has all hash slots.
+fn all_hash_slots(port: u16) -> String {
     format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n")
 }
 
-/// Starts a server that gives these replies to `CLUSTER SLOTS` and to every other command. `PORT` is
-/// replaced by its port.
+/// Returns this reply to each command. `PORT` is replaced by the port of the server.
+fn always(reply: &'static str) -> impl FnMut(u16) -> Reply {
+    move |port| Reply::from(reply.replace("PORT", &port.to_string()))
+}
+
+/// Starts a server that gives these replies to `CLUSTER SLOTS` and to every other command, by its port.
 async fn cluster(
-    slots: impl Fn(u16) -> String + Send + Sync + 'static,
-    reply: &'static str,
+    hash_slots: impl Fn(u16) -> String + Send + Sync + 'static,
+    mut reply: impl FnMut(u16) -> Reply + Send + 'static,
 ) -> FakeServer {
     let address = Arc::new(OnceLock::<SocketAddr>::new());
     let known = address.clone();
     let server = FakeServer::start(move |words| {
         let port = known.get().expect("the server has started").port();
-        let text = match name(words).as_str() {
-            "CLUSTER" => slots(port),
+        match name(words).as_str() {
+            "CLUSTER" => hash_slots(port).into(),
             "ASKING" => "+OK\r\n".into(),
-            _ => reply.replace("PORT", &port.to_string()),
-        };
-        Reply::from(text)
+            _ => reply(port),
+        }
     });
     let server = server.await;
     address.set(server.addr()).expect("the first address");
@@ -74,7 +78,7 @@ async fn fail(store: &RedisStore<ClusterLink>, decisions: usize, kinds: &[Kind])
 #[tokio::test]
 async fn endless_redirections_end_in_an_error_after_few_commands() {
     for reply in ["-MOVED 1 127.0.0.1:PORT\r\n", "-ASK 1 127.0.0.1:PORT\r\n"] {
-        let server = cluster(all_slots, reply).await;
+        let server = cluster(all_hash_slots, always(reply)).await;
         let took = fail(&lazy(&server), DECISIONS, &[Kind::Cluster]).await;
         let scripts = commands(&server, "EVALSHA") + commands(&server, "EVAL");
         assert!(scripts <= 6 * DECISIONS, "{reply}: {scripts} calls of {DECISIONS} decisions");
@@ -85,26 +89,26 @@ async fn endless_redirections_end_in_an_error_after_few_commands() {
 
 #[tokio::test]
 async fn endless_repetitions_end_in_an_error_in_time() {
-    let server = cluster(all_slots, "-TRYAGAIN later\r\n").await;
+    let server = cluster(all_hash_slots, always("-TRYAGAIN later\r\n")).await;
     let took = fail(&lazy(&server), 1, &[Kind::Cluster]).await;
     let scripts = commands(&server, "EVALSHA");
     assert!(scripts <= 12, "{scripts} calls in {took:?}");
 }
 
 #[tokio::test]
-async fn useless_slots_are_an_error_and_not_a_panic() {
-    let slots: [fn(u16) -> String; 5] = [
+async fn useless_hash_slots_are_an_error_and_not_a_panic() {
+    let hash_slots: [fn(u16) -> String; 5] = [
         |_| "*0\r\n".into(),
         |_| "$-1\r\n".into(),
         |_| "*1\r\n*3\r\n:-1\r\n:99999\r\n*0\r\n".into(),
         |_| "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$1\r\n?\r\n:0\r\n$2\r\nid\r\n".into(),
         |port| format!("*1\r\n*3\r\n:7\r\n:7\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n"),
     ];
-    for slots in slots {
-        let server = cluster(slots, ":1\r\n").await;
+    for hash_slots in hash_slots {
+        let server = cluster(hash_slots, always(":1\r\n")).await;
         let kinds = [Kind::Cluster, Kind::Disconnected, Kind::Timeout, Kind::Other];
         let took = fail(&lazy(&server), 3, &kinds).await;
-        assert_eq!(commands(&server, "EVALSHA"), 0, "{:?}", slots(0));
+        assert_eq!(commands(&server, "EVALSHA"), 0, "{:?}", hash_slots(0));
         assert!(took < 4 * Duration::from_secs(1), "{took:?}");
     }
 }
@@ -115,18 +119,18 @@ fn charge(key: &Key) -> Charge<'_> {
 }
 
 #[tokio::test]
-async fn a_slot_without_a_server_fails_alone_and_never_the_whole_cluster() {
+async fn a_hash_slot_without_a_server_fails_alone_and_never_the_whole_cluster() {
     let is_known = Arc::new(AtomicBool::new(false));
     let known = is_known.clone();
-    let slots = move |port| match known.load(SeqCst) {
-        true => all_slots(port).replace("16383", "8191"),
+    let hash_slots = move |port| match known.load(SeqCst) {
+        true => all_hash_slots(port).replace("16383", "8191"),
         false => "*0\r\n".into(),
     };
     // A useless reply is an answer of the server.
-    let server = cluster(slots, ":1\r\n").await;
+    let server = cluster(hash_slots, always(":1\r\n")).await;
     let early = lazy(&server).breaker();
     for _ in 0..10 {
-        early.take(&[charge(&Key::from("a"))]).await.expect_err("no slots are known");
+        early.take(&[charge(&Key::from("a"))]).await.expect_err("no hash slots are known");
     }
     assert!(!early.is_open(), "no call would close it again");
 
@@ -142,10 +146,43 @@ async fn a_slot_without_a_server_fails_alone_and_never_the_whole_cluster() {
     let (here, gone) = (key(true).await, key(false).await);
     let breaker = store.clone().breaker();
     for _ in 0..10 {
-        breaker.take(&[charge(&here), charge(&gone)]).await.expect_err("no server of one slot");
+        breaker
+            .take(&[charge(&here), charge(&gone)])
+            .await
+            .expect_err("no server of one hash slot");
     }
     let error = breaker.take(&[charge(&here)]).await.expect_err("a useless reply");
     assert!(matches!(error, BreakerError::Store(_)), "{error}");
     let error = breaker.take(&[charge(&gone)]).await.expect_err("no server");
     assert!(matches!(error, BreakerError::Open { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_to_another_request_replaces_the_connection_to_its_server() {
+    let mut answer = shifted();
+    let server = cluster(all_hash_slots, move |_| answer()).await;
+    replaces_the_connection(lazy(&server), &server).await;
+}
+
+/// The server to which a hash slot moves answers once on each connection.
+#[tokio::test]
+async fn a_connection_that_ended_while_it_was_idle_fails_no_call_for_a_hash_slot_that_moves() {
+    let now = 1_700_000_000_000_000_u64;
+    let target = FakeServer::start(move |words| match name(words).as_str() {
+        "ASKING" => "+OK\r\n".into(),
+        _ => {
+            let account = gcra_account(HOUR, stored_micros(now), 0);
+            Reply::Close(bulk(&reply_of(1, now, 1, 0, &account)))
+        }
+    });
+    let target = target.await;
+    let asks = format!("-ASK 1 {}\r\n", target.addr());
+    let source = cluster(all_hash_slots, move |_| asks.as_bytes().into()).await;
+    let (store, account) = (lazy(&source), Account::new("a", Quota::per_hour(5)));
+    for connections in 1..4 {
+        assert!(account.passes(&store).await);
+        assert_eq!(target.accepted(), connections);
+        // The end arrives.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }

@@ -91,29 +91,11 @@ async fn a_cluster_conforms() {
 }
 
 #[tokio::test]
-async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
+async fn a_replaced_quota_refills_and_drops_no_account_and_locks_none_out() {
     let server = Server::redis().await;
     let mut redis = RedisStore::connect(server.url()).await.expect("a store");
     live::replaced_quotas(&mut redis).await;
-}
-
-#[tokio::test]
-async fn a_quota_that_keeps_accounts_longer_drops_no_account() {
-    let server = Server::redis().await;
-    let mut redis = RedisStore::connect(server.url()).await.expect("a store");
     live::a_quota_that_keeps_accounts_longer(&mut redis).await;
-}
-
-#[tokio::test]
-async fn a_receipt_of_an_older_quota_drops_no_account() {
-    let server = Server::redis().await;
-    let mut redis = RedisStore::connect(server.url()).await.expect("a store");
     live::a_receipt_of_an_older_quota(&mut redis).await;
-}
-
-#[tokio::test]
-async fn a_look_under_another_quota_changes_no_account() {
-    let server = Server::redis().await;
-    let mut redis = RedisStore::connect(server.url()).await.expect("a store");
     live::a_look_under_another_quota(&mut redis).await;
 }

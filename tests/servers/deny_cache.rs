@@ -66,12 +66,10 @@ async fn resets_are_seen_in_time_from_another_process_and_at_once_from_the_own()
         assert!(!account.passes(&cache).await);
         let known = account.take(&cache, 1).await.expect("a decision");
         assert_eq!((known.source(), known.is_allowed()), (Source::DenyCache, false));
-        let start = Instant::now();
         if round % 2 == 0 {
             drop(there.reset(&account.charge(1)).await.expect("a reset"));
             let passes = async || account.passes(&cache).await.then_some(());
             eventually("the reset takes effect", passes).await;
-            assert!(start.elapsed() < AT_MOST + Duration::from_secs(4), "{:?}", start.elapsed());
         } else {
             drop(cache.reset(&account.charge(1)).await.expect("a reset"));
             assert!(account.passes(&cache).await);

@@ -212,22 +212,3 @@ async fn keys_of_other_versions_and_programs_stay_untouched() {
     assert_eq!(dump().await, before);
     assert_eq!(bench.store.healed(), 0);
 }
-
-/// The state of a slower quota ends later than the key of the faster one before it.
-#[tokio::test]
-async fn an_account_whose_quota_became_slower_is_kept() {
-    let bench = Bench::open().await;
-    let bucket =
-        |units| Quota::per_hour(units).with_burst(8).with_algorithm(Algorithm::TokenBucket);
-    let window = |more| {
-        Quota::per_hour(8).with_algorithm(Algorithm::FixedWindow { carry_over: more, paced: false })
-    };
-    let changes = [[bucket(8), bucket(1)], [window(0), window(8)]];
-    for (at, [before, after]) in changes.into_iter().enumerate() {
-        let [before, after] = [before, after].map(|quota| Account::new(format!("k{at}"), quota));
-        assert_eq!(before.passed(&bench.store, 9).await, 8, "{at}");
-        drop(bench.store.adjust(&after.charge(0), 1).await.expect("a late charge"));
-        assert_eq!(after.left(&bench.store).await, 0, "{at}");
-    }
-    assert_eq!(bench.store.healed(), 0);
-}

@@ -1,9 +1,8 @@
 //! The keys of a store in Redis.
 //!
-//! They contain no text of the user, expire by themselves, and spread evenly over a cluster.
+//! They contain no text of the user, and expire by themselves.
 
 use std::{
-    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -15,7 +14,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, Dice, address, connect, keys, lazy, list_key, quotas, raw, rule},
+    accounts::{Account, Dice, connect, keys, lazy, quotas, raw, rule},
     servers::{Server, eventually},
 };
 
@@ -238,60 +237,6 @@ async fn only_stores_of_one_prefix_and_secret_share_accounts() {
         assert!(account.passes(&stores[1]).await);
         assert_eq!(account.left(&stores[0]).await, left, "{stores:?}");
     }
-}
-
-#[tokio::test]
-async fn readable_keys_show_the_rule_and_the_key() {
-    let server = Server::redis().await;
-    let store = RedisStore::connect(server.url()).readable_keys().await.expect("a store");
-    for key in ["alice", "}{"] {
-        assert!(Account::new(key, Quota::per_hour(5)).passes(&store).await);
-    }
-    let found = keys(&mut raw(&server.url()).await).await;
-    let mut names: Vec<_> = found.iter().map(|(name, _)| String::from_utf8_lossy(name)).collect();
-    names.sort();
-    assert_eq!(names, [address("default", "%7d%7b"), address("default", "alice")]);
-}
-
-/// Returns the slot of a key in a cluster: CRC-16 (XMODEM) of the text in the first braces.
-fn slot(name: &[u8]) -> u16 {
-    let open = name.iter().position(|byte| *byte == b'{').expect("a brace") + 1;
-    let length = name[open..].iter().position(|byte| *byte == b'}').expect("its end");
-    assert!(length > 0);
-    let step = |crc: u16, byte: &u8| {
-        (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
-            if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }
-        })
-    };
-    name[open..open + length].iter().fold(0, step) % 16_384
-}
-
-#[tokio::test]
-async fn accounts_spread_evenly_over_slots_with_their_lists() {
-    assert_eq!(slot(b"{123456789}"), 0x31c3);
-    let server = Server::redis().await;
-    let store = connect(&server.url()).await;
-    let logged = Quota::per_hour(5).with_algorithm(Algorithm::SlidingLog);
-    for thousand in 0..10 {
-        let takes = (0..1_000).map(async |n: u32| {
-            let quota = if n.is_multiple_of(10) { logged } else { Quota::per_hour(5) };
-            let key = format!("user{}}}", thousand * 1_000 + n);
-            assert!(Account::new(key, quota).passes(&store).await);
-        });
-        join_all(takes).await;
-    }
-    let (mut groups, mut slots) = ([0; 16], BTreeMap::<Vec<u8>, u16>::new());
-    let found = keys(&mut raw(&server.url()).await).await;
-    let suffix = list_key("", Duration::from_secs(3_600));
-    let lists = found.iter().filter(|(name, _)| name.ends_with(suffix.as_bytes())).count();
-    assert_eq!((found.len(), lists), (11_000, 1_000));
-    for (name, _) in &found {
-        let account = name.strip_suffix(suffix.as_bytes()).unwrap_or(name);
-        let first = *slots.entry(account.to_vec()).or_insert_with(|| slot(name));
-        assert_eq!(first, slot(name), "an account and its list");
-    }
-    slots.values().for_each(|slot| groups[usize::from(slot / 1_024)] += 1);
-    assert!(groups.iter().all(|count| (500..=750).contains(count)), "{groups:?}");
 }
 
 #[test]

@@ -4,9 +4,6 @@
 //! units.
 
 use std::{
-    env,
-    io::{BufRead, BufReader, Lines},
-    process::{Child, ChildStdout, Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -18,10 +15,9 @@ use tower_sluice::{Quota, RedisStore, StoreExt, decision::Source, store::Timeout
 use crate::{
     accounts::{Account, connect},
     servers::{Server, eventually},
+    worker::{self, Worker},
 };
 
-/// The environment variable with the address of the server, for a process of these tests.
-const URL: &str = "SLUICE_LEASED_URL";
 const MINUTELY: Quota = Quota::per_minute(60_000);
 
 /// Sends load for `time` through the stores of four processes, each with its own connection and its
@@ -102,7 +98,7 @@ async fn unused_leases_return_to_the_server() {
 /// A process of the test below. Does nothing by itself.
 #[test]
 fn worker() {
-    let Ok(url) = env::var(URL) else { return };
+    let Some(url) = worker::urls() else { return };
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let store = RedisStore::connect(&url).await.expect("a store").leases(5);
@@ -121,46 +117,16 @@ fn worker() {
     });
 }
 
-struct Worker(Child, Lines<BufReader<ChildStdout>>);
-
-impl Worker {
-    fn start(url: &str) -> Self {
-        let mut command = Command::new(env::current_exe().expect("a path"));
-        command.args(["--exact", "leased::worker", "--nocapture"]).env(URL, url);
-        let mut process = command.stdout(Stdio::piped()).spawn().expect("starts");
-        let lines = BufReader::new(process.stdout.take().expect("a pipe")).lines();
-        Self(process, lines)
-    }
-
-    fn hear(&mut self, word: &str) -> String {
-        let mut said = self.1.by_ref().map_while(Result::ok);
-        let line = said.find(|line| line.starts_with(word));
-        line.unwrap_or_else(|| panic!("the process ended before it said {word}"))
-    }
-
-    /// Kills the process immediately, as `kill -9` does.
-    fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 #[tokio::test]
 async fn a_killed_process_loses_at_most_its_share() {
     let server = Server::redis().await;
     let plain = connect(&server.url()).await;
     let account = Account::new("killed", Quota::per_day(1_000));
-    let mut workers = [(); 2].map(|()| Worker::start(&server.url()));
+    let mut workers = [(); 2].map(|()| Worker::start("leased::worker", &server.url()));
     for worker in &mut workers {
         worker.hear("passed 300");
     }
-    workers.iter_mut().for_each(Worker::kill);
+    workers.iter_mut().for_each(|worker| drop(worker.kill()));
     let left = account.left(&plain).await;
     assert!(left <= 400, "{left} are left of 1000, and 600 passed");
     assert!(left >= 300, "{left} are left: each lost more than fifty");

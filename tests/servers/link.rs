@@ -87,7 +87,7 @@ async fn a_lazy_store_fails_fast_until_the_server_is_up() {
 }
 
 #[tokio::test]
-async fn a_connector_is_called_on_the_first_request_and_after_a_failure() {
+async fn a_connector_is_called_on_the_first_request_after_a_failure_and_after_a_failover() {
     let server = Server::redis().await;
     let (opened, client) =
         (Arc::new(AtomicU32::new(0)), Client::open(server.url()).expect("a URL"));
@@ -110,6 +110,13 @@ async fn a_connector_is_called_on_the_first_request_and_after_a_failure() {
     let _: u32 = server.command("CLIENT KILL TYPE normal").await;
     drop(eventually("a decision", async || within(SECOND, &store).await?.ok()).await);
     assert_eq!(opened.load(Relaxed), 3);
+    // A failover demotes the server, which keeps its connections.
+    let () = server.command("REPLICAOF 127.0.0.1 1").await;
+    let error = account().take(&store, 1).await.expect_err("a replica");
+    assert_eq!(error.kind(), Kind::Replica, "{error}");
+    let () = server.command("REPLICAOF NO ONE").await;
+    drop(eventually("a decision", async || within(SECOND, &store).await?.ok()).await);
+    assert_eq!(opened.load(Relaxed), 4);
 }
 
 #[test]

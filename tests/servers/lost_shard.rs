@@ -22,7 +22,7 @@ use crate::{
     servers::{Cluster, Flavour, eventually},
 };
 
-const SLOTS: u32 = 16_384;
+const HASH_SLOTS: u32 = 16_384;
 const KEYS: usize = 60;
 const RULES: [&str; 3] = ["user", "site", "client"];
 const QUOTAS: [Quota; 1] = [Quota::per_second(1_000_000)];
@@ -45,14 +45,17 @@ fn key(number: usize) -> Key {
 async fn keys(cluster: &Cluster) -> Vec<(Key, bool)> {
     let mut keys = Vec::new();
     for number in 0..KEYS {
-        let slots = RULES.map(|rule| address(rule, &name(number)));
-        let slots = join_all(slots.iter().map(|key| cluster.slot_of(key))).await;
-        keys.push((key(number), slots.into_iter().all(|slot| u32::from(slot) >= SLOTS / 3)));
+        let hash_slots = RULES.map(|rule| address(rule, &name(number)));
+        let hash_slots = join_all(hash_slots.iter().map(|key| cluster.hash_slot_of(key))).await;
+        keys.push((
+            key(number),
+            hash_slots.into_iter().all(|hash_slot| u32::from(hash_slot) >= HASH_SLOTS / 3),
+        ));
     }
     keys
 }
 
-/// Kills or freezes the master of the first third of the slots, and kills its replica.
+/// Kills or freezes the master of the first third of the hash slots, and kills its replica.
 fn lose_first(cluster: &mut Cluster, frozen: bool) {
     cluster.node_mut(3).kill();
     match frozen {
@@ -119,7 +122,7 @@ fn check(seen: &Seen, what: &str) {
     assert!(seen.longest < BUDGET + SLACK, "{what}: {seen:?}");
 }
 
-/// Returns how often each running server was asked for the slots so far.
+/// Returns how often each running server was asked for the hash slots so far.
 async fn refreshes(cluster: &Cluster) -> u64 {
     let running = cluster.nodes()[1..].iter().filter(|node| node.runs());
     let counts = running.map(async |node| {
@@ -132,7 +135,7 @@ async fn refreshes(cluster: &Cluster) -> u64 {
 }
 
 const TIME: Duration = Duration::from_secs(6);
-/// The most requests for the slots by one process in this time: four per second, and some at the
+/// The most requests for the hash slots by one process in this time: four per second, and some at the
 /// start.
 const MOST_REFRESHES: u64 = 6 * 4 + 10;
 
@@ -151,7 +154,10 @@ async fn the_other_shards_decide_as_before_and_the_servers_are_not_flooded() {
         lose_first(&mut cluster, frozen);
         check(&load(&store, &keys, TIME, PAUSE).await, &what);
         let (refreshes, lines) = (refreshes(&cluster).await - before, log.read());
-        println!("{what}: {refreshes} requests for the slots, {} lines: {lines:?}", lines.len());
+        println!(
+            "{what}: {refreshes} requests for the hash slots, {} lines: {lines:?}",
+            lines.len()
+        );
         assert!(refreshes <= MOST_REFRESHES, "{what}: {refreshes}");
         assert!((1..=3).contains(&lines.len()), "{what}: {lines:?}");
         let health = store.health().await;
@@ -184,8 +190,8 @@ async fn a_lost_shard_is_a_warning_at_the_start_and_recovers() {
         let mut keys = (0..).map(|key| format!("key{key}"));
         loop {
             let key = keys.next().expect("a key");
-            let slot = cluster.slot_of(&address("default", &key)).await;
-            if u32::from(slot) * 3 / SLOTS == at {
+            let hash_slot = cluster.hash_slot_of(&address("default", &key)).await;
+            if u32::from(hash_slot) * 3 / HASH_SLOTS == at {
                 return Account::new(key, Quota::per_day(9));
             }
         }

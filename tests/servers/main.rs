@@ -21,7 +21,6 @@ mod denial_floods;
 mod deny_cache;
 mod exact;
 mod examples;
-mod explain;
 mod failover;
 mod fated;
 mod first_line;

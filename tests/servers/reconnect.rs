@@ -1,6 +1,6 @@
 //! Reconnection after a crash of the server.
 //!
-//! It is soon, with one attempt at a time, and not at the same moment as other stores.
+//! It is soon, with one attempt at a time.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
@@ -126,34 +126,6 @@ async fn any_number_of_callers_share_one_connection_attempt() {
     proxy.set(Mode::Pass).await;
     let well = async || account().take(&store, 1).await.ok();
     drop(eventually("a decision", well).await);
-}
-
-#[tokio::test]
-async fn fifty_stores_do_not_reconnect_at_once() {
-    const STORES: usize = 50;
-    let server = Server::redis().await;
-    let mut proxy = Proxy::start(server.address()).await;
-    let url = server.url_at(proxy.addr());
-    let stores = join_all((0..STORES).map(async |_| connect(&url).await)).await;
-    assert_eq!(proxy.accepted().len(), STORES);
-    proxy.set(Mode::Refuse).await;
-    for store in &stores {
-        account().take(store, 1).await.expect_err("no server");
-    }
-    sleep(3 * SECOND).await;
-    proxy.set(Mode::Pass).await;
-    let all = async || (proxy.accepted().len() == 2 * STORES).then(|| proxy.accepted());
-    let accepted = eventually("all have reconnected", all).await.split_off(STORES);
-    let spread = accepted[STORES - 1].duration_since(accepted[0]);
-    let near = |from: &_| {
-        let times = accepted.iter().filter(|time| *time >= from);
-        times.filter(|time| time.duration_since(*from) < Duration::from_millis(100)).count()
-    };
-    let peak = accepted.iter().map(near).max().expect("a time");
-    println!("{STORES} stores come back over {spread:?}, at most {peak} in 100 ms");
-    assert!(spread >= SECOND / 2 && spread < SECOND + SLACK, "{spread:?}");
-    assert!(peak <= STORES / 2, "{peak}");
-    drop(stores);
 }
 
 #[tokio::test]

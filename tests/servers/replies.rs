@@ -1,15 +1,17 @@
 //! Replies of any bytes: each is an error of the right kind, or a decision of the server.
 
-use futures::future::join_all;
+use futures::future::{join_all, select_all};
+use redis::aio::ConnectionLike;
 use tokio::time::timeout;
 use tower_sluice::{
     Quota, RedisStore, StoreExt,
+    decision::Source,
     store::{RedisError, RedisErrorKind as Kind},
 };
 
 use crate::{
     accounts::{Account, HOUR, LONG, connect, gcra_account, lazy, quotas, stored_micros},
-    servers::{FakeServer, Mode, PATIENCE, Proxy, Server, eventually},
+    servers::{FakeServer, Mode, PATIENCE, Proxy, Reply, Server, eventually},
 };
 
 /// Returns the error of a take, which must fail.
@@ -20,7 +22,7 @@ async fn failure(store: &RedisStore) -> RedisError {
 }
 
 #[tokio::test]
-async fn errors_of_the_server_have_their_kinds() {
+async fn errors_of_the_server_have_their_kinds_and_some_replace_the_connection() {
     let server = FakeServer::answering("$-1\r\n").await;
     for (said, kind) in [
         ("LOADING Redis is loading the dataset in memory", Kind::Busy),
@@ -58,10 +60,16 @@ async fn errors_of_the_server_have_their_kinds() {
         ),
     ] {
         server.answer(format!("-{said}\r\n"));
-        let error = failure(&lazy(&server.url())).await;
+        let (store, before) = (lazy(&server.url()), server.accepted());
+        let error = failure(&store).await;
         assert_eq!(error.kind(), kind, "{said}: {error}");
         let last = said.rsplit([' ', '-']).next().expect("a word");
         assert!(error.to_string().contains(last), "{said}: {error}");
+        // A server that a failover demoted keeps its connections, and so does one with a new password.
+        failure(&store).await;
+        let codes = ["READONLY", "MASTERDOWN", "NOAUTH"];
+        let is_replaced = codes.into_iter().any(|code| said.contains(code));
+        assert_eq!(server.accepted() - before > 1, is_replaced, "{said}");
     }
 }
 
@@ -75,13 +83,19 @@ async fn a_script_that_is_never_found_is_an_error_without_a_loop() {
 }
 
 /// A reply about an account that nobody has charged yet.
-fn reply_of(allowed: u8, micros: u64, charges: u8, healed: u8, account: &[u8]) -> Vec<u8> {
+pub(crate) fn reply_of(
+    allowed: u8,
+    micros: u64,
+    charges: u8,
+    healed: u8,
+    account: &[u8],
+) -> Vec<u8> {
     let length = u32::try_from(account.len()).expect("short").to_le_bytes();
     let head = [0, 0, allowed, 0, charges, 0, healed];
     [&micros.to_le_bytes()[..7], &head, &length, account].concat()
 }
 
-fn bulk(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn bulk(bytes: &[u8]) -> Vec<u8> {
     [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
 }
 
@@ -148,11 +162,10 @@ async fn replies_of_another_shape_are_errors() {
     }
 }
 
-#[tokio::test]
-async fn an_answer_to_another_request_replaces_the_connection() {
+/// Answers of which the second contains the next one, as if a byte of its length had changed.
+pub(crate) fn shifted() -> impl FnMut() -> Reply {
     let (now, mut asked) = (1_700_000_000_000_000_u64, 0);
-    // The second answer contains the next one, as if a byte of its length had changed.
-    let server = FakeServer::start(move |_| {
+    move || {
         asked += 1;
         let account = gcra_account(HOUR, stored_micros(now), 0);
         let reply = reply_of(1, now, 1, 0, &account);
@@ -160,19 +173,32 @@ async fn an_answer_to_another_request_replaces_the_connection() {
             2 => [b"$85\r\n", &reply[..], b"\r\n"].concat().into(),
             _ => bulk(&reply).into(),
         }
-    });
-    let server = server.await;
-    let store = lazy(&server.url());
+    }
+}
+
+/// Checks that a store opens another connection to a server with [`shifted`] answers.
+pub(crate) async fn replaces_the_connection<C>(store: RedisStore<C>, server: &FakeServer)
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
     let [account, other] = ["a", "b"].map(|key| Account::new(key, Quota::per_hour(5)));
     // The connection is open, so that the calls are sent in their order.
     assert!(account.passes(&store).await);
-    let two = [account.take(&store, 1), other.take(&store, 1)];
-    let answers = timeout(PATIENCE, join_all(two)).await.expect("answers in time");
-    let error = answers.into_iter().find_map(Result::err).expect("an error");
+    let two = [account.take(&store, 1), other.take(&store, 1)].map(Box::pin);
+    let (first, ..) = timeout(PATIENCE, select_all(two)).await.expect("an answer in time");
+    let error = first.expect_err("an invalid reply");
     assert_eq!(error.kind(), Kind::Reply, "{error}");
     let well = async || account.take(&store, 1).await.ok();
-    drop(eventually("another connection", well).await);
+    let decision = eventually("another connection", well).await;
+    assert_eq!(decision.source(), Source::Redis, "no later request waits for an answer");
     assert_eq!(server.accepted(), 2);
+}
+
+#[tokio::test]
+async fn an_answer_to_another_request_replaces_the_connection() {
+    let mut answer = shifted();
+    let server = FakeServer::start(move |_| answer()).await;
+    replaces_the_connection(lazy(&server.url()), &server).await;
 }
 
 #[tokio::test]

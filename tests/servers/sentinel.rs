@@ -51,30 +51,6 @@ async fn the_store_follows_a_failover() {
 }
 
 #[tokio::test]
-async fn the_store_leaves_a_demoted_master() {
-    let sentinels = Sentinels::start(Flavour::Redis).await;
-    let store = store(&sentinels).await;
-    let account = Account::new("a", Quota::per_day(9));
-    assert_eq!(account.passed(&store, 3).await, 3);
-    let first = sentinels.master().await;
-    let failover = format!("SENTINEL FAILOVER {}", Sentinels::NAME);
-    let handed = async || {
-        let said = sentinels.sentinels()[0].attempt::<String>(&failover).await;
-        said.is_ok().then_some(())
-    };
-    eventually("a failover begins", handed).await;
-    let moved = async || (sentinels.master().await != first).then_some(());
-    eventually("another master", moved).await;
-    let old = &sentinels.servers()[first];
-    let demoted = async || old.follows().await.then_some(());
-    eventually("the old one follows the new one", demoted).await;
-    let well = async || account.take(&store, 1).await.ok();
-    drop(eventually("a decision of the new master", well).await);
-    assert!(account.left(&store).await <= 8);
-    assert_eq!(account.passed(&store, 9).await + 1, 9 - 3, "the charges were replicated");
-}
-
-#[tokio::test]
 async fn the_user_in_the_first_address_applies_to_the_master() {
     let sentinels = Sentinels::start(Flavour::Redis).await;
     let mut urls = sentinels.urls();

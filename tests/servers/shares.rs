@@ -43,7 +43,7 @@ fn charges<'a>(
     [share, pool, Charge::new(rule("user"), client, &quotas[2])].map(|it| it.with_cost(cost))
 }
 
-/// Random requests in several slots of a cluster, or in one slot of a server.
+/// Random requests in several hash slots of a cluster, or in one hash slot of a server.
 async fn equal_the_embedded_store<S>(redis: &S, name: &str)
 where
     S: Store<Error = RedisError>,
@@ -95,7 +95,7 @@ where
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shares_in_other_slots_of_a_cluster_than_their_pool_equal_the_embedded_store() {
+async fn shares_in_other_hash_slots_of_a_cluster_than_their_pool_equal_the_embedded_store() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let store = on_cluster(&cluster).await.expect("a store");
     equal_the_embedded_store(&store, "apart").await;
@@ -114,7 +114,7 @@ fn used(requests: &[Served]) -> u32 {
     requests.iter().map(|served| u32::from(served.charges > 0)).sum()
 }
 
-/// The share and the pool of a client are in two slots. Attempts that only one of them admits are undone.
+/// The share and the pool of a client are in two hash slots. Attempts that only one of them admits are undone.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_burst_on_a_cluster_no_unit_is_lost() {
     const SHARE: u32 = 5;

@@ -36,7 +36,7 @@ async fn accounts(cluster: &Cluster, first: usize, others: usize) -> [Vec<Accoun
     let (mut all, mut names) = ([Vec::new(), Vec::new()], (0..).map(|n| format!("key{n}")));
     while all[0].len() < first || all[1].len() < others {
         let name = names.next().expect("a name");
-        let is_other = cluster.slot_of(&address("default", &name)).await >= 16_384 / 3;
+        let is_other = cluster.hash_slot_of(&address("default", &name)).await >= 16_384 / 3;
         all[usize::from(is_other)].push(Account::new(name, Quota::concurrent(1)));
     }
     all[0].truncate(first);

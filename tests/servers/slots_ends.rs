@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::{StreamExt, future::join_all, poll, stream};
@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use tower_sluice::{Decision, Quota, RedisStore, testing::Subject};
 
 use crate::{
-    accounts::{Account, address, connect, raw, slots_key},
+    accounts::{Account, DAY, address, connect, raw, slots_key},
     fated::{Fate, Fated},
     servers::{Flavour, Server},
     slots::{held, until_held},
@@ -100,15 +100,14 @@ async fn a_batch_without_an_answer_frees_the_slots_of_all_its_callers() {
     let rates = [Quota::concurrent(9), Quota::per_day(1_000)];
     let server = Server::redis().await;
     // Equal times to live: a shorter one would cut the ends of the slots.
-    let day = Duration::from_secs(86_400);
-    let other = RedisStore::connect(server.url()).slot_ttl(day).await.expect("a store");
+    let other = RedisStore::connect(server.url()).slot_ttl(DAY).await.expect("a store");
     let (inner, is_deaf) = (raw(&server.url()).await, Arc::new(AtomicBool::new(false)));
     let loses = is_deaf.clone();
     let deaf = Fated::new(inner, move |_| match loses.load(SeqCst) {
         true => Fate::LosesReply,
         false => Fate::Works,
     });
-    let store = RedisStore::with_connection(deaf).slot_ttl(day);
+    let store = RedisStore::with_connection(deaf).slot_ttl(DAY);
     let store = store.lazy().expect("a store");
     for (what, quotas) in [("alone", &rates[..1]), ("beside a rate", &rates[..])] {
         let account = Account { quotas: quotas.into(), ..Account::new(what, rates[0]) };
@@ -148,15 +147,14 @@ async fn a_freeze_of_less_than_two_thirds_of_the_time_to_live_loses_nothing() {
 #[tokio::test]
 async fn a_call_without_an_answer_holds_its_slot_until_the_next_call() {
     let server = Server::redis().await;
-    let (store, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let open = async || RedisStore::connect(server.url()).slot_ttl(DAY).await.expect("a store");
+    let (store, other) = (open().await, open().await);
     let account = Account::new("a", Quota::concurrent(5));
     server.stop();
     let cut = timeout(Duration::from_millis(50), account.take(&store, 2)).await;
     assert!(cut.is_err());
     server.cont();
-    let start = Instant::now();
     until_held(&other, &account, 0).await;
-    assert!(start.elapsed() < TEN / 4, "{:?}", start.elapsed());
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The published tables of cases for waiting and for adaptive limits, on Redis and Valkey.
+//! The published table of cases for waiting, on Redis and Valkey.
 //!
 //! The time of the server and that of the process are driven.
 
@@ -23,7 +23,7 @@ use crate::{
     accounts::{Account, connect},
     servers::{Flavour, Server},
     slots::held,
-    support::slot_tables::{Driven, adaptive, play_adaptive, play_waiting, waiting},
+    support::slot_tables::{Driven, play_waiting, waiting},
 };
 
 /// A store that counts its calls in flight.
@@ -128,24 +128,6 @@ async fn requests_wait_as_in_the_published_table() {
         drop(end);
         assert!(blocking.await.expect("no panic"));
         time::resume();
-    }
-}
-
-/// The controller is a part of the process, and the store gets its limit.
-#[tokio::test]
-async fn limits_adapt_as_in_the_published_table() {
-    for flavour in [Flavour::Redis, Flavour::Valkey] {
-        let server = Server::start(flavour, &[]).await;
-        let store = connect(&server.url()).await;
-        for (at, case) in adaptive().iter().enumerate() {
-            let limited = async |quota, limit| {
-                let account = Account::new(format!("{at}"), quota);
-                let all = account.take(&store, limit).await.expect("a decision");
-                assert!(all.is_allowed(), "{flavour:?}: {limit}");
-                assert!(!account.take(&store, 1).await.expect("a decision").is_allowed());
-            };
-            play_adaptive(case, limited).await;
-        }
     }
 }
 

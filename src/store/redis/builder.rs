@@ -183,13 +183,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> IntoFuture for RedisBuil
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let store = self.store?;
-            let warnings = store.probe().await.map_err(|error| {
-                let is_lost = error.kind() == RedisErrorKind::Disconnected;
-                if is_lost {
-                    error.with_fix(&self.fix)
-                } else {
-                    error
-                }
+            let warnings = store.probe().await.map_err(|error| match error.kind() {
+                RedisErrorKind::Disconnected => error.with_fix(&self.fix),
+                _ => error,
             })?;
             warnings
                 .iter()

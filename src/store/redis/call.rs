@@ -41,7 +41,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     }
 
     /// Calls a script for requests, each with the number of its callers.
-    pub(crate) async fn call_script<'r, K: redis::ToRedisArgs>(
+    pub(crate) async fn call_script<'r, K: redis::ToRedisArgs + AsRef<str>>(
         &self,
         script: &Script,
         keys: &[K],
@@ -52,8 +52,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         if slots.iter().any(SlotCall::takes_any) {
             self.start_renewing()?;
         }
-        let value = self.run(script, keys, args).await?;
-        let mut replies = self.checked(Reply::read(&value, requests))?;
+        let replies = self.run(script, keys, args, |reply| Reply::read(&reply, requests));
+        let mut replies = replies.await?;
         for (reply, call) in replies.iter_mut().zip(slots) {
             reply.holds = call.answered(&reply.accounts);
         }

@@ -8,7 +8,7 @@
 //! On a cluster, only decisions whose accounts are in one hash slot can share a call.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{HashMap, VecDeque},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -116,20 +116,15 @@ impl CallQueue {
     fn push(&self, caller: Caller) {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        match state.waiting.entry(caller.request.clone()) {
-            Entry::Vacant(entry) => {
-                state.order.push_back(caller.request.clone());
-                entry.insert(smallvec![caller]);
-            }
-            Entry::Occupied(mut entry) => {
-                let callers = entry.get_mut();
-                if callers.len() == callers.capacity() {
-                    // Removes dropped callers to make room.
-                    callers.retain(|caller| !caller.tx.is_closed());
-                }
-                callers.push(caller);
-            }
+        let callers = state.waiting.entry(caller.request.clone()).or_default();
+        if callers.is_empty() {
+            state.order.push_back(caller.request.clone());
         }
+        if callers.len() == callers.capacity() {
+            // Removes dropped callers to make room.
+            callers.retain(|caller| !caller.tx.is_closed());
+        }
+        callers.push(caller);
     }
 
     /// Returns the runtime of the first caller if a task is due. It is to be spawned.

@@ -91,12 +91,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let ttl = EncodedPlan::default().int::<7>(nanos(TTL) / 1_000);
         let args = ttl.int::<8>(self.settings.slots.store).0;
         let script = self.script(ScriptKind::Instances, []);
-        let reply = self
-            .run(script, &[self.settings.addresses.instances()], vec![args])
-            .await?;
-        let part = redis::from_redis_value(reply).ok();
-        let part = part.and_then(|(rank, count)| Part::ranked(count, rank));
-        self.checked(part.ok_or_else(|| RedisError::invalid_reply("not a rank and a number")))
+        let key = self.settings.addresses.instances();
+        self.run(script, &[key], vec![args], |reply| {
+            let part = redis::from_redis_value(reply).ok();
+            let part = part.and_then(|(rank, count)| Part::ranked(count, rank));
+            part.ok_or_else(|| RedisError::invalid_reply("not a rank and a number"))
+        })
+        .await
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     RedisStore,
-    connection::{Link, ServerState, TIMEOUT, runtime},
+    connection::{Link, TIMEOUT, runtime},
     error::{RedisError, RedisErrorKind},
     protocol::{Request, ScriptOp},
 };
@@ -28,31 +28,32 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 pub(super) type Deciding = BoxFuture<Result<Decision, RedisError>>;
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
-    fn link(&self) -> Option<&Link> {
-        (&self.connection as &dyn Any).downcast_ref()
+    /// Returns the connection to the server of a hash slot, if this store has opened it.
+    pub(super) fn link(&self, hash_slot: u16) -> Option<Link> {
+        let own: Option<&Link> = (&self.connection as &dyn Any).downcast_ref();
+        match own {
+            Some(own) => Some(own.clone()),
+            None => Some(self.cluster_link()?.master(hash_slot)?.link.clone()),
+        }
     }
 
     /// Returns the limit of a call that this store ends by itself, or `None` if its connections do not
     /// note silence.
     fn limit(&self, context: &Context<'_>) -> Option<Duration> {
-        let is_judged = match (self.link(), self.cluster_link()) {
-            (Some(link), _) => link.is_judged(),
-            (None, Some(cluster)) => cluster.is_judged(),
-            (None, None) => false,
+        let is_judged = match self.cluster_link() {
+            Some(cluster) => cluster.is_judged(),
+            None => self.link(0)?.is_judged(),
         };
         is_judged.then(|| context.keep_limit().unwrap_or(TIMEOUT))
     }
 
-    fn server_state(&self, request: &Request, limit: Duration) -> ServerState {
-        let hash_slots = request
-            .accounts
-            .iter()
-            .map(|account| account.hash_slot(true));
-        match (self.link(), self.cluster_link()) {
-            (Some(link), _) => link.server_state(limit),
-            (None, Some(cluster)) => cluster.server_state(hash_slots, limit),
-            (None, None) => ServerState::Unknown,
-        }
+    /// Returns the time after which one of the servers of a request can have been silent for `time`.
+    fn until_silent_for(&self, request: &Request, time: Duration) -> Duration {
+        let accounts = request.accounts.iter();
+        let links = accounts.map(|account| self.link(account.hash_slot(true)));
+        let left =
+            links.map(|link| link.map_or(Duration::ZERO, |link| link.until_silent_for(time)));
+        left.min().unwrap_or(time)
     }
 
     /// Returns a call that ends if a server is silent, which is an error, or after ten times the limit,
@@ -64,30 +65,31 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         op: ScriptOp<'static>,
         call: Deciding,
     ) -> Deciding {
-        let Some(limit) = self.limit(context) else {
-            return call;
-        };
-        let judged = JudgedCall {
-            start: Instant::now(),
-            limit,
-            request,
-            op,
-        };
-        Box::pin(self.clone().judge(judged, call))
+        match self.limit(context) {
+            Some(limit) => Box::pin(self.clone().judge(request, op, limit, call)),
+            None => call,
+        }
     }
 
-    async fn judge(self, judged: JudgedCall, mut call: Deciding) -> Result<Decision, RedisError> {
-        let JudgedCall { start, limit, .. } = judged;
+    async fn judge(
+        self,
+        request: Arc<Request>,
+        op: ScriptOp<'static>,
+        limit: Duration,
+        mut call: Deciding,
+    ) -> Result<Decision, RedisError> {
         // The timers below need a runtime.
         let runtime = runtime()?;
-        let mut pause = limit.saturating_sub(start.elapsed());
+        let start = Instant::now();
+        let mut pause = limit;
         loop {
             if let Ok(decision) = timeout(pause, &mut call).await {
                 return decision;
             }
-            let ServerState::Answers(left) = self.server_state(&judged.request, limit) else {
+            let left = self.until_silent_for(&request, limit);
+            if left.is_zero() {
                 return Err(silent(limit));
-            };
+            }
             let longest = limit.saturating_mul(PATIENCE);
             let rest = longest.saturating_sub(start.elapsed());
             if rest.is_zero() {
@@ -96,16 +98,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             pause = left.min(rest);
         }
         self.warn_busy(start.elapsed());
-        let busy = busy(&judged.request, judged.op);
-        runtime.spawn(self.undo_late(judged, call));
+        let busy = busy(&request, op);
+        runtime.spawn(self.undo_late(request, op, call));
         Ok(busy)
     }
 
     /// Undoes a charge that arrives after its request was denied. Slots are freed with the decision.
-    async fn undo_late(self, judged: JudgedCall, call: Deciding) {
+    async fn undo_late(self, request: Arc<Request>, op: ScriptOp<'static>, call: Deciding) {
         match call.await {
-            Ok(late) if judged.op.takes() && late.is_allowed() => {
-                self.undo_in_background(&judged.request, &late, None);
+            Ok(late) if op.takes() && late.is_allowed() => {
+                self.undo_in_background(&request, &late, None);
             }
             _ => {}
         }
@@ -125,14 +127,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
              the request is rejected with 503"
         );
     }
-}
-
-/// A call that this store ends by itself.
-struct JudgedCall {
-    start: Instant,
-    limit: Duration,
-    request: Arc<Request>,
-    op: ScriptOp<'static>,
 }
 
 /// Returns the error of a call whose server is silent.

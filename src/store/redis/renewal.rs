@@ -142,7 +142,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut skipped = 0;
         for slots in found {
             let cluster = self.cluster_link();
-            let server = cluster.and_then(|link| link.server(hash_slot(slots.set.as_bytes())));
+            let master = cluster.and_then(|link| link.master(hash_slot(slots.set.as_bytes())));
+            let server = master.map(|node| node.address.clone());
             if passes.servers.contains(&server) {
                 skipped += 1;
             } else {
@@ -227,7 +228,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let changed = match change {
             SlotChange::Free => {
                 let removed = self.remove(&requests).await;
-                removed.map(|()| slots.removed(requests))
+                removed.map(|()| slots.removed(&requests))
             }
             SlotChange::Renew => {
                 let counted = self.renew(&requests).await;
@@ -263,12 +264,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             args.push(EncodedPlan::default().slot_list(slots).0);
         }
         let script = self.script(ScriptKind::Renew, []);
-        match self.run(script, &keys, args).await? {
+        self.run(script, &keys, args, |reply| match reply {
             Value::BulkString(counted) if counted.len() == requests.len() => Ok(counted),
-            _ => self.checked(Err(RedisError::invalid_reply(
-                "not one byte for each request",
-            ))),
-        }
+            _ => Err(RedisError::invalid_reply("not one byte for each request")),
+        })
+        .await
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     mem,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     decision::{FreeSlots, Hold},
-    log::warn,
+    log::{log_once, warn},
     name::RuleName,
     store::{Wake, nanos, subtract},
 };
@@ -60,13 +60,6 @@ pub(crate) struct Slots {
     pub(super) waits_changed: Notify,
 }
 
-/// The locked state, and the wakes that are made once it is unlocked: a waker may run any code.
-pub(super) struct LockedState<'a> {
-    // Dropped in this order.
-    pub(super) state: MutexGuard<'a, SlotsState>,
-    pub(super) wakes: Vec<Wake>,
-}
-
 /// The slots of each request have consecutive numbers. The first number stands for the request.
 #[derive(Default)]
 pub(super) struct SlotsState {
@@ -75,8 +68,8 @@ pub(super) struct SlotsState {
     held: HashMap<u64, RunningSlots>,
     /// The number of slots that this process holds, by the [id](Slots::id) of the account.
     units: HashMap<u64, u64>,
-    /// Slots that the server may still count, by the key of their sorted set.
-    freed: BTreeMap<(Arc<str>, u64), FreedSlots>,
+    /// Slots that the server may still count, with the instant from which it does not in any case.
+    freed: BTreeMap<RequestSlots, u64>,
     /// The requests that wait, by the [id](Slots::id) of the account.
     pub(super) waits: Waits,
     /// The number of takes without an answer.
@@ -86,11 +79,9 @@ pub(super) struct SlotsState {
 }
 
 struct RunningSlots {
-    /// The key of the sorted set.
-    set: Arc<str>,
+    slots: RequestSlots,
     /// The [id](Slots::id) of the account.
     id: u64,
-    units: u32,
     rule: RuleName,
     /// The instant from which a request holds them. It may still be denied by other servers.
     started_at: Option<u64>,
@@ -99,13 +90,6 @@ struct RunningSlots {
     renewed_at: u64,
     /// Closed when the slots are lost.
     lost: Arc<Semaphore>,
-}
-
-#[derive(Clone, Copy)]
-struct FreedSlots {
-    units: u32,
-    /// The instant from which the server does not count them in any case.
-    ends_at: u64,
 }
 
 impl Slots {
@@ -134,11 +118,12 @@ impl Slots {
         self.state.lock()
     }
 
-    pub(super) fn lock(&self) -> LockedState<'_> {
-        LockedState {
-            state: self.state(),
-            wakes: Vec::new(),
-        }
+    /// Changes the state. The wakes are made once it is unlocked: a waker may run any code.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut SlotsState, &mut Vec<Wake>) -> T) -> T {
+        let mut wakes = Vec::new();
+        let changed = change(&mut self.state(), &mut wakes);
+        drop(wakes);
+        changed
     }
 
     /// Returns a hash of the key of a sorted set.
@@ -168,11 +153,8 @@ impl Slots {
         let slots = request.accounts.iter().flat_map(AccountRequest::slots);
         let large = slots
             .filter(|(_, quota_request)| quota_request.quota.raised_limit() > MAX_FREED.into());
-        let cost = large
-            .map(|(_, quota_request)| 4 * quota_request.demand.cost.min(MAX_COST))
-            .max()
-            .unwrap_or(1);
-        cost.max(1) as usize
+        let cost = large.map(|(_, quota_request)| quota_request.demand.cost.min(MAX_COST));
+        (4 * cost.max().unwrap_or(0)).max(1) as usize
     }
 
     /// Numbers the slots that equal requests of several callers take.
@@ -247,10 +229,8 @@ impl Slots {
     pub(super) fn to_free(&self) -> Vec<RequestSlots> {
         let now = self.now();
         let mut state = self.state();
-        state.freed.retain(|_, freed| freed.ends_at > now);
-        let all = state.freed.iter();
-        all.map(|((set, first), freed)| RequestSlots::new(set, *first, freed.units))
-            .collect()
+        state.freed.retain(|_, ends_at| *ends_at > now);
+        state.freed.keys().cloned().collect()
     }
 
     /// Returns the held slots to renew in a step, or all.
@@ -261,8 +241,7 @@ impl Slots {
             let age = now.saturating_sub(held.renewed_at);
             step.is_none_or(|step| self.is_due(step, **first, age))
         });
-        due.map(|(first, held)| RequestSlots::new(&held.set, *first, held.units))
-            .collect()
+        due.map(|(_, held)| held.slots.clone()).collect()
     }
 
     /// Returns `true` if slots are renewed in a step: those whose numbers have their turn and that were
@@ -276,10 +255,10 @@ impl Slots {
     }
 
     /// Records that the server no longer counts slots.
-    pub(super) fn removed(&self, requests: Vec<RequestSlots>) {
+    pub(super) fn removed(&self, requests: &[RequestSlots]) {
         let mut state = self.state();
-        for RequestSlots { set, first, .. } in requests {
-            state.freed.remove(&(set, first));
+        for slots in requests {
+            state.freed.remove(slots);
         }
     }
 
@@ -299,16 +278,16 @@ impl Slots {
 }
 
 impl SlotsState {
-    /// Records that a request holds the slots from the number `first` on.
-    fn hold(&mut self, first: u64, held: RunningSlots) {
-        *self.units.entry(held.id).or_default() += u64::from(held.units);
-        self.held.insert(first, held);
+    /// Records that a request holds slots.
+    fn hold(&mut self, held: RunningSlots) {
+        *self.units.entry(held.id).or_default() += u64::from(held.slots.units);
+        self.held.insert(held.slots.first, held);
     }
 
     /// Records that a request no longer holds slots. Returns `None` if they were lost.
     fn remove_held(&mut self, first: u64) -> Option<RunningSlots> {
         let held = self.held.remove(&first)?;
-        subtract(&mut self.units, held.id, held.units.into());
+        subtract(&mut self.units, held.id, held.slots.units.into());
         Some(held)
     }
 
@@ -321,8 +300,8 @@ impl SlotsState {
     /// Notes the answer of a call for slots, whose marks and frees it has made.
     fn note_answer(&mut self, taken: &QuotaSlots, account: &AccountReply) {
         self.taking -= 1;
-        for RequestSlots { set, first, .. } in &taken.take.freed {
-            self.freed.remove(&(set.clone(), *first));
+        for slots in &taken.take.freed {
+            self.freed.remove(slots);
         }
         if taken.take.mark_millis > 0
             && let Some(waiting) = self.waits.get_mut(taken.id)
@@ -331,22 +310,26 @@ impl SlotsState {
         }
     }
 
-    /// Returns the number of freed slots in a set that the server may still count.
-    pub(super) fn count_freed(&self, set: &Arc<str>) -> u64 {
-        let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
-        all.map(|(_, freed)| u64::from(freed.units)).sum()
+    /// Returns the freed slots in a set that the server may still count, oldest first.
+    fn freed_of(&self, set: &Arc<str>) -> impl Iterator<Item = &RequestSlots> {
+        let first = RequestSlots::new(set, 0, 0);
+        let last = RequestSlots::new(set, u64::MAX, u32::MAX);
+        self.freed.range(first..=last).map(|(slots, _)| slots)
     }
 
-    /// Returns the freed slots in a set that the server may still count, oldest first, as many as one
-    /// call frees.
+    /// Returns the number of freed slots in a set that the server may still count.
+    pub(super) fn count_freed(&self, set: &Arc<str>) -> u64 {
+        self.freed_of(set).map(|slots| u64::from(slots.units)).sum()
+    }
+
+    /// Returns the freed slots in a set, as many as one call frees.
     fn freed_in(&self, set: &Arc<str>) -> Vec<RequestSlots> {
         let mut room = MAX_FREED;
-        let all = self.freed.range((set.clone(), 0)..=(set.clone(), u64::MAX));
-        all.map_while(|((_, first), FreedSlots { units, .. })| {
-            room = room.checked_sub(*units)?;
-            Some(RequestSlots::new(set, *first, *units))
-        })
-        .collect()
+        let freed = self.freed_of(set).map_while(|slots| {
+            room = room.checked_sub(slots.units)?;
+            Some(slots.clone())
+        });
+        freed.collect()
     }
 }
 
@@ -355,25 +338,21 @@ impl FreeSlots for Slots {
     fn free(&self, first: u64, _: u64, _: u64) {
         let now = self.now();
         let ends_at = self.end();
-        let mut locked = self.lock();
-        let LockedState { state, wakes } = &mut locked;
-        let Some(held) = state.remove_held(first) else {
-            return;
-        };
-        let units = held.units;
-        state
-            .freed
-            .insert((held.set.clone(), first), FreedSlots { units, ends_at });
-        if let Some(start) = held.started_at {
-            state
-                .waits
-                .record_hold(held.rule, now.saturating_sub(start));
-        }
-        if !state.waits.is_empty() {
-            let room = state.count_freed(&held.set);
-            state.waits.freed(held.id, room, wakes);
-        }
-        drop(locked);
+        self.change(|state, wakes| {
+            let Some(held) = state.remove_held(first) else {
+                return;
+            };
+            if let Some(start) = held.started_at {
+                let time = now.saturating_sub(start);
+                state.waits.record_hold(held.rule, time);
+            }
+            let set = held.slots.set.clone();
+            state.freed.insert(held.slots, ends_at);
+            if !state.waits.is_empty() {
+                let room = state.count_freed(&set);
+                state.waits.freed(held.id, room, wakes);
+            }
+        });
         self.wake_to_free.notify_one();
     }
 
@@ -403,11 +382,10 @@ struct QuotaSlots {
 
 impl QuotaSlots {
     /// Returns the slots that a caller of the call holds, which was sent at an instant.
-    fn held(&self, sent_at: u64, lost: Arc<Semaphore>) -> RunningSlots {
+    fn held(&self, slots: RequestSlots, sent_at: u64, lost: Arc<Semaphore>) -> RunningSlots {
         RunningSlots {
-            set: self.take.set.clone(),
+            slots,
             id: self.id,
-            units: self.take.cost,
             rule: self.rule,
             started_at: None,
             renewed_at: sent_at,
@@ -415,11 +393,13 @@ impl QuotaSlots {
         }
     }
 
-    /// Returns the number of the first slot of each caller.
-    fn firsts(&self) -> impl Iterator<Item = u64> {
-        let first = self.take.first;
-        let cost = u64::from(self.take.cost);
-        (0..u64::from(self.callers)).map(move |caller| first + caller * cost)
+    /// Returns the slots of each caller.
+    fn slots(&self) -> impl Iterator<Item = RequestSlots> {
+        let SlotTake {
+            set, first, cost, ..
+        } = &self.take;
+        let callers = 0..u64::from(self.callers);
+        callers.map(move |caller| RequestSlots::new(set, first + caller * u64::from(*cost), *cost))
     }
 }
 
@@ -458,20 +438,17 @@ impl SlotCall {
         let mut holds = Vec::new();
         for taken in mem::take(&mut self.takes) {
             let account = &accounts[taken.account];
-            let units = taken.take.cost;
             let mut state = self.slots.state();
             state.note_answer(&taken, account);
-            for (caller, first) in taken.firsts().take(account.charges).enumerate() {
+            for (caller, slots) in taken.slots().take(account.charges).enumerate() {
                 let lost = Arc::new(Semaphore::new(0));
+                let hold = Hold::new(self.slots.clone(), slots.first, 0, slots.units);
                 if are_lost {
                     lost.close();
-                    let set = taken.take.set.clone();
-                    let freed = FreedSlots { units, ends_at };
-                    state.freed.insert((set, first), freed);
+                    state.freed.insert(slots, ends_at);
                 } else {
-                    state.hold(first, taken.held(self.sent_at, lost.clone()));
+                    state.hold(taken.held(slots, self.sent_at, lost.clone()));
                 }
-                let hold = Hold::new(self.slots.clone(), first, 0, units);
                 holds.resize_with(holds.len().max(caller + 1), Vec::new);
                 holds[caller].push(hold.until_head(taken.until_head).with_loss(lost));
             }
@@ -491,14 +468,9 @@ impl Drop for SlotCall {
         for taken in &self.takes {
             let mut state = self.slots.state();
             state.taking -= 1;
-            let freed = FreedSlots {
-                units: taken.take.cost,
-                ends_at,
-            };
-            let set = &taken.take.set;
             state
                 .freed
-                .extend(taken.firsts().map(|first| ((set.clone(), first), freed)));
+                .extend(taken.slots().map(|slots| (slots, ends_at)));
             drop(state);
             self.slots.wake_to_free.notify_one();
         }
@@ -507,16 +479,13 @@ impl Drop for SlotCall {
 
 /// Returns the slots that a request of a cost takes: none if they are too many, which is then denied.
 fn allowed_cost(cost: u32) -> u32 {
-    static LOGGED: AtomicBool = AtomicBool::new(false);
     if cost <= MAX_COST {
         return cost;
     }
-    if !LOGGED.swap(true, Relaxed) {
-        warn!(
-            "a request for {cost} slots is denied, because a request takes at most {MAX_COST} on Redis; \
-             lower its cost (logged once)"
-        );
-    }
+    log_once!(warn!(
+        "a request for {cost} slots is denied, because a request takes at most {MAX_COST} on Redis; \
+         lower its cost (logged once)"
+    ));
     0
 }
 
@@ -538,15 +507,14 @@ mod tests {
         let slots = Slots::new(Duration::from_secs(9), Some(clock));
         let requests = vec![RequestSlots::new(&"set".into(), 0, 1)];
         let held = RunningSlots {
-            set: "set".into(),
+            slots: requests[0].clone(),
             id: 7,
-            units: 1,
             rule: RuleName::default(),
             started_at: None,
             renewed_at: 0,
             lost: Arc::new(Semaphore::new(0)),
         };
-        slots.state().held.insert(0, held);
+        slots.state().hold(held);
         // A third of the time to live is less than the 4 s for which the answer was on its way.
         slots.renewed(&requests, b"1", 1_000_000_000);
         assert_eq!(

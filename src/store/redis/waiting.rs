@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     RedisStore,
-    protocol::{AccountRequest, MAX_COST, QuotaRequest, Request},
-    slots::{LockedState, Slots, SlotsState, set},
+    protocol::{AccountRequest, QuotaRequest, Request},
+    slots::{Slots, SlotsState, set},
     waits::{MAX_INTERVAL, WaitingRequests, Waits},
 };
 use crate::{
@@ -61,8 +61,7 @@ impl NeededSlots<'_> {
 
     /// Returns `true` if the request fits once enough slots are free. Otherwise, the server denies it.
     fn may_fit(&self) -> bool {
-        let demand = self.quota_request.demand;
-        demand.need() <= self.quota_request.quota.raised_limit() && demand.cost <= MAX_COST
+        self.quota_request.demand.need() <= self.quota_request.quota.raised_limit()
     }
 
     /// Returns the number of held slots by a decision.
@@ -142,13 +141,14 @@ impl Asking {
     fn leave_admitted(&self) {
         for needed in needed_slots(&self.request) {
             let id = self.slots.id(&needed.set());
-            let mut locked = self.slots.lock();
-            let place = self.waiter.take_place(|queue| queue == id);
-            if let Some(waiting) = locked.state.waits.get_mut(id).filter(|_| place.is_some()) {
-                locked.wakes.extend(waiting.queue.remove(&self.waiter));
-            }
-            // Before the place.
-            drop(locked);
+            let place = self.slots.change(|state, wakes| {
+                let place = self.waiter.take_place(|queue| queue == id);
+                if let Some(waiting) = state.waits.get_mut(id).filter(|_| place.is_some()) {
+                    wakes.extend(waiting.queue.remove(&self.waiter));
+                }
+                place
+            });
+            drop(place);
         }
     }
 
@@ -182,20 +182,20 @@ impl Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        let mut locked = self.slots.lock();
-        let LockedState { state, wakes } = &mut locked;
-        for needed in needed_slots(&self.request) {
-            let id = self.slots.id(&needed.set());
-            let Some(waiting) = state.waits.get_mut(id) else {
-                continue;
-            };
-            waiting.asking -= 1;
-            if !self.is_answered {
-                self.end_unanswered(waiting, wakes);
+        self.slots.change(|state, wakes| {
+            for needed in needed_slots(&self.request) {
+                let id = self.slots.id(&needed.set());
+                let Some(waiting) = state.waits.get_mut(id) else {
+                    continue;
+                };
+                waiting.asking -= 1;
+                if !self.is_answered {
+                    self.end_unanswered(waiting, wakes);
+                }
+                state.waits.remove_unused(id);
             }
-            state.waits.remove_unused(id);
-        }
-        self.slots.end_if_idle(state);
+            self.slots.end_if_idle(state);
+        });
     }
 }
 
@@ -287,17 +287,23 @@ impl Slots {
             }
             asking.is_answered = true;
         }
-        estimate_waits(&self.state().waits, request, decision);
-        self.wake_for_answer(request, asking.as_deref(), decision);
+        self.change(|state, wakes| {
+            estimate_waits(&state.waits, request, decision);
+            if !state.waits.is_empty() {
+                self.wake_for_answer(state, wakes, request, asking.as_deref(), decision);
+            }
+        });
     }
 
     /// Wakes the requests for which an answer shows room.
-    fn wake_for_answer(&self, request: &Request, asking: Option<&Asking>, decision: &Decision) {
-        let mut locked = self.lock();
-        let LockedState { state, wakes } = &mut locked;
-        if state.waits.is_empty() {
-            return;
-        }
+    fn wake_for_answer(
+        &self,
+        state: &mut SlotsState,
+        wakes: &mut Vec<Wake>,
+        request: &Request,
+        asking: Option<&Asking>,
+        decision: &Decision,
+    ) {
         for (index, needed) in needed_slots(request).enumerate() {
             let Some(held) = needed.held(decision) else {
                 continue;
@@ -325,56 +331,56 @@ impl Slots {
         let rule = needed.account.rule;
         let rank = needed.rank(Some(waiter));
         waiter.leave_unless(|other| other == id);
-        let mut locked = self.lock();
-        let LockedState { state, wakes } = &mut locked;
-        let interval = state.waits.interval(rule);
-        let waiting = state.waits.queue(id, rule);
-        if waiting.queue.waiting.is_empty() {
-            waiting.due = Instant::now() + interval;
-            self.waits_changed.notify_one();
-        }
-        waiting.queue.limit = needed.quota_request.quota.raised_limit();
-        let place = waiter.take_place(|_| true);
-        wakes.extend(waiting.queue.remove(waiter));
-        let slots = self.clone();
-        let wake = waiter.wait(id, max_wait, move || slots.leave(id, rank));
-        let _ = waiting.queue.waiting.insert(rank, Some(wake));
-        drop(locked);
+        let place = self.change(|state, wakes| {
+            let interval = state.waits.interval(rule);
+            let waiting = state.waits.queue(id, rule);
+            if waiting.queue.waiting.is_empty() {
+                waiting.due = Instant::now() + interval;
+                self.waits_changed.notify_one();
+            }
+            waiting.queue.limit = needed.quota_request.quota.raised_limit();
+            let place = waiter.take_place(|_| true);
+            wakes.extend(waiting.queue.remove(waiter));
+            let slots = self.clone();
+            let wake = waiter.wait(id, max_wait, move || slots.leave(id, rank));
+            let _ = waiting.queue.waiting.insert(rank, Some(wake));
+            place
+        });
         drop(place);
     }
 
     /// Wakes a request that has joined a queue without a call, if those before it have left.
     fn wake_if_first(&self, needed: &NeededSlots<'_>, waiter: &Waiter) {
-        let mut locked = self.lock();
-        let LockedState { state, wakes } = &mut locked;
-        let waiting = state.waits.get_mut(self.id(&needed.set()));
+        let id = self.id(&needed.set());
         let rank = needed.rank(Some(waiter));
-        if let Some(waiting) = waiting.filter(|waiting| !waiting.queue.is_before(rank)) {
-            waiting.wake_first(wakes);
-        }
+        self.change(|state, wakes| {
+            let waiting = state.waits.get_mut(id);
+            if let Some(waiting) = waiting.filter(|waiting| !waiting.queue.is_before(rank)) {
+                waiting.wake_first(wakes);
+            }
+        });
     }
 
     /// Removes a request from its queue. The next request may then be woken.
     fn leave(&self, id: u64, rank: Rank) {
-        let mut locked = self.lock();
-        let LockedState { state, wakes } = &mut locked;
-        let Some(waiting) = state.waits.get_mut(id) else {
-            return;
-        };
-        match waiting.queue.waiting.remove(&rank) {
-            // It was woken, and takes no slot.
-            Some(None) => waiting.wake_first(wakes),
-            left => wakes.extend(left.flatten()),
-        }
-        state.waits.remove_unused(id);
-        self.end_if_idle(state);
+        self.change(|state, wakes| {
+            let Some(waiting) = state.waits.get_mut(id) else {
+                return;
+            };
+            match waiting.queue.waiting.remove(&rank) {
+                // It was woken, and takes no slot.
+                Some(None) => waiting.wake_first(wakes),
+                left => wakes.extend(left.flatten()),
+            }
+            state.waits.remove_unused(id);
+            self.end_if_idle(state);
+        });
     }
 
     /// Wakes the first request of each queue that is due at an instant. Returns the next instant at
     /// which one is.
     fn wake_due(&self, now: Instant) -> Option<Instant> {
-        let mut locked = self.lock();
-        locked.state.waits.wake_due(now, &mut locked.wakes)
+        self.change(|state, wakes| state.waits.wake_due(now, wakes))
     }
 
     /// Lets the first request of each queue ask, and thereby start the task again.

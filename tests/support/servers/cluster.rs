@@ -5,14 +5,14 @@ use tokio::time::timeout;
 use super::{
     Flavour, Server, eventually, identity, insist,
     port::BUS,
-    view::{SLOTS, View},
+    view::{HASH_SLOTS, View},
 };
 
 const MASTERS: usize = 3;
 /// The time after which a silent node counts as frozen.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// Three masters, nodes 0 to 2, with a third of the slots each, and a replica of each, nodes 3 to
+/// Three masters, nodes 0 to 2, with a third of the hash slots each, and a replica of each, nodes 3 to
 /// 5.
 #[derive(Debug)]
 pub(crate) struct Cluster {
@@ -20,7 +20,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster that accepts writes to all slots and whose replicas are in sync.
+    /// Starts a cluster that accepts writes to all hash slots and whose replicas are in sync.
     pub(crate) async fn start(flavour: Flavour) -> Self {
         Self::start_with(flavour, &[]).await
     }
@@ -58,14 +58,14 @@ impl Cluster {
         let line = |(at, node): (usize, &Server)| {
             let (id, port, epoch) = (&ids[at], node.port(), at % MASTERS + 1);
             let myself = if at == me { "myself," } else { "" };
-            let (role, master, slots) = if at < MASTERS {
-                let share = |n: usize| usize::from(SLOTS) * n / MASTERS;
+            let (role, master, hash_slots) = if at < MASTERS {
+                let share = |n: usize| usize::from(HASH_SLOTS) * n / MASTERS;
                 ("master", "-", format!(" {}-{}", share(at), share(at + 1) - 1))
             } else {
                 ("slave", ids[at - MASTERS].as_str(), String::new())
             };
             let address = format!("127.0.0.1:{port}@{}", port + BUS);
-            format!("{id} {address} {myself}{role} {master} 0 0 {epoch} connected{slots}\n")
+            format!("{id} {address} {myself}{role} {master} 0 0 {epoch} connected{hash_slots}\n")
         };
         let lines: String = nodes.iter().enumerate().map(line).collect();
         format!("{lines}vars currentEpoch {MASTERS} lastVoteEpoch 0\n")
@@ -101,13 +101,13 @@ impl Cluster {
         views
     }
 
-    /// Returns the slot of a key.
-    pub(crate) async fn slot_of(&self, key: &str) -> u16 {
+    /// Returns the hash slot of a key.
+    pub(crate) async fn hash_slot_of(&self, key: &str) -> u16 {
         let words = format!("CLUSTER KEYSLOT {key}");
         let look = async || {
             for node in self.running() {
-                if let Ok(Ok(slot)) = timeout(MOMENT, node.attempt(&words)).await {
-                    return Some(slot);
+                if let Ok(Ok(hash_slot)) = timeout(MOMENT, node.attempt(&words)).await {
+                    return Some(hash_slot);
                 }
             }
             None
@@ -115,18 +115,18 @@ impl Cluster {
         eventually("a node that answers", look).await
     }
 
-    /// Returns the index of the node that reports to serve this slot, once there is one.
-    pub(crate) async fn master_of_slot(&self, slot: u16) -> usize {
+    /// Returns the index of the node that reports to serve this hash slot, once there is one.
+    pub(crate) async fn master_of_hash_slot(&self, hash_slot: u16) -> usize {
         let look = async || {
-            let views = self.views().await.into_iter().filter(|view| view.serves(slot));
+            let views = self.views().await.into_iter().filter(|view| view.serves(hash_slot));
             views.max_by_key(|view| view.epoch).map(|view| self.place(view.port))
         };
-        eventually("a master of the slot", look).await
+        eventually("a master of the hash slot", look).await
     }
 
     /// Returns the index of the master of this key, once there is one.
     pub(crate) async fn master_of(&self, key: &str) -> usize {
-        self.master_of_slot(self.slot_of(key).await).await
+        self.master_of_hash_slot(self.hash_slot_of(key).await).await
     }
 
     /// Returns the index of a replica of this key, once there is one.
@@ -150,13 +150,13 @@ impl Cluster {
     /// Promotes a replica of this key without a loss, and waits until all nodes know it. Returns
     /// its index.
     pub(crate) async fn failover(&self, key: &str) -> usize {
-        let slot = self.slot_of(key).await;
+        let hash_slot = self.hash_slot_of(key).await;
         let replica = self.replica_of(key).await;
         let node = &self.nodes[replica];
         let promoted = async || {
             // A replica gives up a failover that takes more than 5 s.
             let () = node.attempt("CLUSTER FAILOVER").await.ok()?;
-            let look = async || node.view().await?.serves(slot).then_some(());
+            let look = async || node.view().await?.serves(hash_slot).then_some(());
             timeout(Duration::from_secs(6), eventually("a promotion", look)).await.ok()
         };
         eventually("a failover", promoted).await;
@@ -164,7 +164,7 @@ impl Cluster {
         replica
     }
 
-    /// Waits until all running nodes agree on the owners of slots, all slots are served by running
+    /// Waits until all running nodes agree on the owners of hash slots, all hash slots are served by running
     /// nodes, and their replicas are in sync.
     pub(crate) async fn healthy(&self) {
         let look = async || self.is_healthy().await.then_some(());

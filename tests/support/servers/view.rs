@@ -1,6 +1,6 @@
 use super::Server;
 
-pub(crate) const SLOTS: u16 = 16_384;
+pub(crate) const HASH_SLOTS: u16 = 16_384;
 
 /// The view of a node of its cluster. Nodes are identified by their ports.
 #[derive(Debug)]
@@ -9,9 +9,9 @@ pub(super) struct View {
     pub(super) port: u16,
     /// The node that it replicates, unless it is a master.
     pub(super) master: Option<u16>,
-    /// The node that serves each slot, or 0.
+    /// The node that serves each hash slot, or 0.
     pub(super) owners: Vec<u16>,
-    /// The version of its slots. The higher one is right.
+    /// The version of its hash slots. The higher one is right.
     pub(super) epoch: u64,
 }
 
@@ -34,9 +34,9 @@ impl<'a> Line<'a> {
         self.words[1].split('@').next()?.rsplit(':').next()?.parse().ok()
     }
 
-    /// The first and last slot of each range. Moving slots, in brackets, still belong to their
+    /// The first and last hash slot of each range. Moving ones, in brackets, still belong to their
     /// owners.
-    fn slots(&self) -> impl Iterator<Item = (usize, usize)> {
+    fn hash_slots(&self) -> impl Iterator<Item = (usize, usize)> {
         self.words[8..].iter().filter_map(|word| {
             let (first, last) = word.split_once('-').unwrap_or((word, word));
             Some((first.parse().ok()?, last.parse().ok()?))
@@ -49,17 +49,17 @@ impl View {
         let lines: Vec<_> = text.lines().filter_map(Line::of).collect();
         let me = lines.iter().find(|line| line.has("myself"))?;
         let master = lines.iter().find(|line| line.words[0] == me.words[3]).and_then(Line::port);
-        let mut owners = vec![0; usize::from(SLOTS)];
+        let mut owners = vec![0; usize::from(HASH_SLOTS)];
         for line in &lines {
-            for (first, last) in line.slots() {
+            for (first, last) in line.hash_slots() {
                 owners.get_mut(first..=last)?.fill(line.port()?);
             }
         }
         Some(Self { port: me.port()?, master, owners, epoch: me.words[6].parse().ok()? })
     }
 
-    pub(super) fn serves(&self, slot: u16) -> bool {
-        self.master.is_none() && self.owners[usize::from(slot)] == self.port
+    pub(super) fn serves(&self, hash_slot: u16) -> bool {
+        self.master.is_none() && self.owners[usize::from(hash_slot)] == self.port
     }
 }
 

@@ -76,7 +76,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         self,
         request: Arc<Request>,
     ) -> Result<Decision, RedisError> {
-        let mut split = Subrequests::new(&request, request.split(self.settings.sharded));
+        let mut split = Subrequests::new(&request, self.apart(&request));
         let calls = split
             .all
             .iter()
@@ -93,7 +93,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         units: Option<u32>,
     ) {
         let Ok(runtime) = runtime() else { return };
-        for subrequest in request.charged(taken).split(self.settings.sharded) {
+        for subrequest in self.apart(&request.charged(taken)) {
             let store = self.clone();
             let taken = taken.clone();
             let undoing = self.shared.undoing.clone();
@@ -108,6 +108,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             if is_sent_later || undo.as_mut().poll(&mut context).is_pending() {
                 drop(runtime.spawn(undo));
             }
+        }
+    }
+
+    /// Splits a request that is not charged into calls that cannot fail because a hash slot moves, and its
+    /// accounts are on two servers.
+    fn apart(&self, request: &Request) -> Vec<Request> {
+        if self.settings.sharded {
+            request.by_account()
+        } else {
+            request.split(false)
         }
     }
 

@@ -9,8 +9,8 @@ use std::{any::Any, fmt, mem::forget, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{
-    Arg, Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
-    ServerErrorKind as Server, Value, aio::ConnectionLike,
+    Arg, Cmd, ErrorKind as Raw, Pipeline, RedisFuture, RedisResult, ServerErrorKind as Server,
+    Value, aio::ConnectionLike,
 };
 use tokio::time::{Instant, sleep_until};
 
@@ -26,7 +26,7 @@ use crate::store::{
     FailureDomain,
     redis::{
         RedisStore,
-        connection::{ServerState, TIMEOUT},
+        connection::{TIMEOUT, no_pipeline},
     },
 };
 
@@ -54,18 +54,11 @@ pub struct ClusterLink {
 impl ClusterLink {
     /// Creates a link that connects on the first command, to one of the `seeds`, by host and port.
     /// `is_judged` is `true` if the connections note silence.
-    pub(crate) fn new(
-        seeds: &[(&str, u16)],
-        connect: Connect,
-        is_judged: bool,
-    ) -> RedisResult<Self> {
+    pub(crate) fn new(seeds: &[(&str, u16)], connect: Connect, is_judged: bool) -> Self {
         let connect = Connector { connect, is_judged };
-        if seeds.is_empty() {
-            return Err((Raw::InvalidClientConfig, "no address of a cluster is given").into());
-        }
-        Ok(Self {
+        Self {
             routes: Arc::new(Routes::new(seeds, connect)),
-        })
+        }
     }
 
     /// Returns the servers of these accounts.
@@ -86,27 +79,14 @@ impl ClusterLink {
         servers
     }
 
-    /// Returns the address of the master of a hash slot.
-    pub(crate) fn server(&self, hash_slot: u16) -> Option<String> {
-        Some(self.routes.master(hash_slot).ok()?.address.clone())
+    /// Returns the master of a hash slot.
+    pub(super) fn master(&self, hash_slot: u16) -> Option<Arc<Node>> {
+        self.routes.master(hash_slot).ok()
     }
 
     /// Returns `true` if the connections note silence.
     pub(crate) fn is_judged(&self) -> bool {
         self.routes.connect.is_judged
-    }
-
-    /// Returns the state of the worst of the servers of some hash slots.
-    pub(crate) fn server_state(
-        &self,
-        hash_slots: impl Iterator<Item = u16>,
-        time: Duration,
-    ) -> ServerState {
-        let states = hash_slots.map(|hash_slot| match self.routes.master(hash_slot) {
-            Ok(node) => node.link.server_state(time),
-            Err(_) => ServerState::Silent,
-        });
-        states.min().unwrap_or(ServerState::Answers(time))
     }
 
     /// Returns the addresses of the masters whose circuit breaker is open.
@@ -195,15 +175,13 @@ impl ConnectionLike for ClusterLink {
         })
     }
 
-    /// Fails, because the commands of a pipeline may belong to different servers.
     fn req_packed_commands<'a>(
         &'a mut self,
         _: &'a Pipeline,
         _: usize,
         _: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        const PROBLEM: &str = "a pipeline on a cluster is not supported";
-        Box::pin(async { Err(RedisError::from((Raw::InvalidClientConfig, PROBLEM))) })
+        Box::pin(async { Err(no_pipeline()) })
     }
 
     fn get_db(&self) -> i64 {
@@ -213,14 +191,7 @@ impl ConnectionLike for ClusterLink {
 
 impl fmt::Debug for ClusterLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let masters = self.routes.masters();
-        let addresses: Vec<_> = masters
-            .iter()
-            .map(|node: &Arc<Node>| &node.address)
-            .collect();
-        f.debug_struct("ClusterLink")
-            .field("masters", &addresses)
-            .finish_non_exhaustive()
+        f.debug_struct("ClusterLink").finish_non_exhaustive()
     }
 }
 

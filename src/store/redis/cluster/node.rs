@@ -6,15 +6,14 @@ use std::{
 };
 
 use redis::{
-    Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisResult, ServerErrorKind as Server, Value,
-    aio::ConnectionLike, cmd,
+    Cmd, ErrorKind as Raw, RedisError, RedisResult, ServerErrorKind as Server, Value, cmd,
 };
 use tokio::time::{Instant, timeout_at};
 
 use super::topology::{HashSlotRange, ranges};
 use crate::store::{
     BoxFuture, FailureDomain,
-    redis::connection::{Link, dial::Dialed},
+    redis::connection::{Link, dial::OpenConnection},
 };
 
 /// Returns `true` for an error that a working server may return.
@@ -24,7 +23,8 @@ fn is_answer(error: &RedisError) -> bool {
 }
 
 /// Connects to the server at a host and a port.
-pub(crate) type Connect = Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<Dialed>> + Send + Sync>;
+pub(crate) type Connect =
+    Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<OpenConnection>> + Send + Sync>;
 
 #[derive(Clone)]
 pub(super) struct Connector {
@@ -34,12 +34,12 @@ pub(super) struct Connector {
 }
 
 /// A server of a cluster.
-pub(super) struct Node {
+pub(crate) struct Node {
     pub(super) host: String,
     /// The host and the port.
-    pub(super) address: String,
+    pub(crate) address: String,
     pub(super) domain: FailureDomain,
-    pub(super) link: Link,
+    pub(crate) link: Link,
 }
 
 impl Node {
@@ -69,7 +69,7 @@ impl Node {
         deadline: Instant,
     ) -> RedisResult<Value> {
         let start = Instant::now();
-        let sent = self.send(command, asking);
+        let sent = self.link.call(command, asking);
         let reply = if self.link.is_judged() {
             sent.await
         } else {
@@ -87,25 +87,7 @@ impl Node {
     /// Asks the server for all hash slots of the cluster.
     pub(super) async fn hash_slots(&self) -> RedisResult<Vec<HashSlotRange>> {
         let mut command = cmd("CLUSTER");
-        ranges(
-            &self
-                .link
-                .clone()
-                .req_packed_command(command.arg("SLOTS"))
-                .await?,
-            &self.host,
-        )
-    }
-
-    async fn send(&self, command: &Cmd, asking: bool) -> RedisResult<Value> {
-        let mut link = self.link.clone();
-        if !asking {
-            return link.req_packed_command(command).await;
-        }
-        // Other commands must not come in between.
-        let mut both = Pipeline::with_capacity(2);
-        both.cmd("ASKING").add_command(command.clone());
-        let mut replies = link.req_packed_commands(&both, 1, 1).await?;
-        replies.pop().unwrap_or(Value::Nil).extract_error()
+        let reply = self.link.call(command.arg("SLOTS"), false).await?;
+        ranges(&reply, &self.host)
     }
 }

@@ -78,7 +78,7 @@ impl Routes {
                 .collect(),
             connect,
             owners: watch::Sender::default(),
-            missing: FailureDomain::new("a slot without a server"),
+            missing: FailureDomain::new("a hash slot without a server"),
             refreshing: Arc::new(Semaphore::new(1)),
             is_wanted: AtomicBool::new(false),
             refreshes: AtomicUsize::new(0),
@@ -104,7 +104,7 @@ impl Routes {
             }
             if timeout_at(deadline, updates.changed()).await.is_err() {
                 return Err(not_connected(
-                    "no server of the cluster has reported its slots in time",
+                    "no server of the cluster has reported its hash slots in time",
                 ));
             }
         }
@@ -119,7 +119,7 @@ impl Routes {
             .get(usize::from(hash_slot))
             .cloned()
             .flatten();
-        master.ok_or_else(|| not_connected("no server of the cluster has the slot"))
+        master.ok_or_else(|| not_connected("no server of the cluster has the hash slot"))
     }
 
     /// Returns the masters of all hash slots.
@@ -250,7 +250,7 @@ impl Routes {
         });
         // A log subscriber may run any code, so the lock is released first.
         if let Some(error) = failed {
-            warn!("redis: no server of the cluster reports its slots: {error}");
+            warn!("redis: no server of the cluster reports its hash slots: {error}");
         }
         let after = self.masters();
         for node in before {

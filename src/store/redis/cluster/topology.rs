@@ -16,7 +16,7 @@ pub(super) struct HashSlotRange {
 
 /// Returns the hash slot of a key: its CRC-16, as defined by Redis Cluster.
 pub(crate) fn hash_slot(key: &[u8]) -> u16 {
-    // Each key of this store contains braces, and the text inside of them selects the hash slot.
+    // The text inside of braces selects the hash slot. Only the key of the processes that run has none.
     let inside = key
         .split(|byte| *byte == b'{')
         .nth(1)
@@ -41,7 +41,9 @@ pub(super) fn ranges(reply: &Value, host: &str) -> Result<Vec<HashSlotRange>, Re
     let ranges = reply.as_sequence().unwrap_or_default().iter();
     let ranges: Vec<_> = ranges.filter_map(|range| read(range, host)).collect();
     if ranges.is_empty() {
-        return Err(std::io::Error::other("the server reports no slots; is it a cluster?").into());
+        return Err(
+            std::io::Error::other("the server reports no hash slots; is it a cluster?").into(),
+        );
     }
     Ok(ranges)
 }
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_match_those_of_redis_cluster() {
+    fn hash_slots_match_those_of_redis_cluster() {
         // The output of CLUSTER KEYSLOT.
         for (key, expected) in [
             ("sluice:3:{foo}", 12_182),

@@ -19,23 +19,26 @@ use tokio::net::UnixStream;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, lookup_host},
+    time::Instant,
 };
 
 use super::{
-    config,
+    TIMEOUT,
     silence::{Noted, Silence, in_kernel},
 };
 use crate::store::BoxFuture;
 
 /// An open connection.
-pub(crate) struct Dialed {
-    pub(crate) connection: MultiplexedConnection,
+#[derive(Clone)]
+pub(crate) struct OpenConnection {
+    pub(super) connection: MultiplexedConnection,
     /// `None` if the connection of a connector notes nothing.
-    pub(crate) silence: Option<Arc<Silence>>,
+    pub(super) silence: Option<Arc<Silence>>,
+    pub(super) since: Instant,
 }
 
 /// Connects to the server of a client, and logs in.
-pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
+pub(crate) async fn dial(client: Client) -> RedisResult<OpenConnection> {
     let info = client.get_connection_info();
     let login = info.redis_settings();
     match info.addr() {
@@ -63,17 +66,21 @@ pub(crate) async fn dial(client: Client) -> RedisResult<Dialed> {
             log_in_noted(login, stream, silence).await
         }
         // With a certificate of the client, or without a check of the server's.
-        _ => unjudged(client.get_multiplexed_async_connection_with_config(&config())).await,
+        _ => {
+            let config = AsyncConnectionConfig::new().set_response_timeout(Some(TIMEOUT));
+            unjudged(client.get_multiplexed_async_connection_with_config(&config)).await
+        }
     }
 }
 
 /// Opens a connection that does not note silence.
 pub(super) async fn unjudged(
     connection: impl Future<Output = RedisResult<MultiplexedConnection>>,
-) -> RedisResult<Dialed> {
-    Ok(Dialed {
+) -> RedisResult<OpenConnection> {
+    Ok(OpenConnection {
         connection: connection.await?,
         silence: None,
+        since: Instant::now(),
     })
 }
 
@@ -86,7 +93,7 @@ async fn log_in_noted<S>(
     login: &RedisConnectionInfo,
     stream: S,
     silence: Arc<Silence>,
-) -> RedisResult<Dialed>
+) -> RedisResult<OpenConnection>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -128,7 +135,7 @@ pub(crate) async fn log_in<S>(
     stream: S,
     silence: Arc<Silence>,
     spawn: impl FnOnce(BoxFuture<()>),
-) -> RedisResult<Dialed>
+) -> RedisResult<OpenConnection>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -136,9 +143,10 @@ where
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
     let opened = MultiplexedConnection::new_with_config(login, stream, config).await?;
     spawn(Box::pin(opened.1));
-    Ok(Dialed {
+    Ok(OpenConnection {
         connection: opened.0,
         silence: Some(silence),
+        since: Instant::now(),
     })
 }
 

@@ -170,18 +170,16 @@ async fn listen(server: &ConnectionAddr) -> io::Result<FirstLine> {
 
 async fn first_line(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<FirstLine> {
     let mut bytes = [0; MAX_LINE];
-    if let Ok(read) = timeout(UNASKED, stream.read(&mut bytes)).await {
-        // A reset is an end without a word.
-        let bytes = bytes[..read.unwrap_or(0)].to_vec();
-        return Ok(FirstLine {
-            bytes,
-            asked: false,
-        });
-    }
-    stream.write_all(b"PING\r\n").await?;
-    let read = stream.read(&mut bytes).await.unwrap_or(0);
-    Ok(FirstLine {
-        bytes: bytes[..read].to_vec(),
-        asked: true,
-    })
+    let unasked = timeout(UNASKED, stream.read(&mut bytes)).await;
+    let asked = unasked.is_err();
+    let read = match unasked {
+        Ok(read) => read,
+        Err(_) => {
+            stream.write_all(b"PING\r\n").await?;
+            stream.read(&mut bytes).await
+        }
+    };
+    // A reset is an end without a word.
+    let bytes = bytes[..read.unwrap_or(0)].to_vec();
+    Ok(FirstLine { bytes, asked })
 }

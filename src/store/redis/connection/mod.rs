@@ -8,7 +8,6 @@ mod silence;
 pub(crate) mod stream;
 
 use std::{
-    any::Any,
     fmt,
     hash::{BuildHasher, RandomState},
     pin::pin,
@@ -23,8 +22,7 @@ use std::{
 use futures_util::poll;
 use parking_lot::Mutex;
 use redis::{
-    AsyncConnectionConfig, Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
-    Value,
+    Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
 use tokio::{
@@ -33,7 +31,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
-use self::{dial::Dialed, silence::Silence};
+use self::{dial::OpenConnection, silence::Silence};
 use crate::store::{BoxFuture, redis::error::code};
 
 /// The timeout of a connection attempt, and the silence after which a server has failed.
@@ -59,14 +57,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 const MIN_REQUESTS: u32 = 2;
 
 /// Opens a connection.
-pub(crate) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<Dialed>> + Send + Sync>;
-
-/// Returns the settings of a connection.
-pub(crate) fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(TIMEOUT))
-        .set_response_timeout(Some(TIMEOUT))
-}
+pub(crate) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<OpenConnection>> + Send + Sync>;
 
 /// Multiplexed connection to one server, or to the master that sentinels report.
 ///
@@ -98,25 +89,35 @@ enum LinkState {
     Down(Option<RedisError>),
 }
 
-#[derive(Clone)]
-struct OpenConnection {
-    connection: MultiplexedConnection,
-    silence: Option<Arc<Silence>>,
-    since: Instant,
-}
-
 impl OpenConnection {
     /// Sends a command. Returns an outer error if the connection had ended while it was idle, so that
     /// nothing was sent.
-    async fn send(&mut self, command: &Cmd) -> Result<RedisResult<Value>, RedisError> {
+    async fn send(
+        &mut self,
+        command: &Cmd,
+        is_asking: bool,
+    ) -> Result<RedisResult<Value>, RedisError> {
         let silence = self.silence.clone();
-        let mut sent = self.connection.req_packed_command(command);
+        let mut sent = if is_asking {
+            Box::pin(send_asking(&mut self.connection, command))
+        } else {
+            self.connection.req_packed_command(command)
+        };
         match poll!(&mut sent) {
             Poll::Ready(Err(error)) if error.is_connection_dropped() => Err(error),
             Poll::Ready(reply) => Ok(reply),
             Poll::Pending => Ok(judge(silence, sent).await),
         }
     }
+}
+
+/// Sends a command for a hash slot that is still moving to the server.
+async fn send_asking(connection: &mut MultiplexedConnection, command: &Cmd) -> RedisResult<Value> {
+    // Other commands must not come in between.
+    let mut both = Pipeline::with_capacity(2);
+    both.cmd("ASKING").add_command(command.clone());
+    let mut replies = connection.req_packed_commands(&both, 1, 1).await?;
+    Ok(replies.pop().unwrap_or(Value::Nil))
 }
 
 /// Returns the reply, or an error if the server is silent.
@@ -140,17 +141,6 @@ async fn judge<T>(
             return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text).into());
         }
     }
-}
-
-/// The state of a server that is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ServerState {
-    /// The server is silent, or no connection is open.
-    Silent,
-    /// The connection does not note silence.
-    Unknown,
-    /// The server is not silent until this time has passed.
-    Answers(Duration),
 }
 
 impl Link {
@@ -203,19 +193,15 @@ impl Link {
         self.0.is_judged
     }
 
-    /// Returns the state of the server, which is silent if bytes have no answer for `time`.
-    pub(crate) fn server_state(&self, time: Duration) -> ServerState {
-        let LinkState::Up(open) = &*self.0.state.borrow() else {
-            return ServerState::Silent;
-        };
-        let Some(silence) = &open.silence else {
-            return ServerState::Unknown;
-        };
-        let left = silence.until_silent_for(time);
-        if left.is_zero() {
-            ServerState::Silent
-        } else {
-            ServerState::Answers(left)
+    /// Returns the time after which the server can have been silent for `time`. It is zero if the server
+    /// is silent, no connection is open, or the connection does not note silence.
+    pub(crate) fn until_silent_for(&self, time: Duration) -> Duration {
+        match &*self.0.state.borrow() {
+            LinkState::Up(OpenConnection {
+                silence: Some(silence),
+                ..
+            }) => silence.until_silent_for(time),
+            _ => Duration::ZERO,
         }
     }
 
@@ -259,15 +245,39 @@ impl Link {
         }
     }
 
-    /// Discards the current connection after an invalid reply, if `connection` is a [`Link`].
-    pub(crate) fn discard_current(connection: &dyn Any) {
-        let Some(link) = connection.downcast_ref::<Self>() else {
+    /// Discards the current connection after an invalid reply.
+    pub(crate) fn discard_current(&self) {
+        let LinkState::Up(open) = self.0.state.borrow().clone() else {
             return;
         };
-        let LinkState::Up(open) = link.0.state.borrow().clone() else {
-            return;
+        self.discard(open.since, &not_connected("a reply was invalid"));
+    }
+
+    /// Calls the server, again on another connection if the first one had ended while it was idle.
+    ///
+    /// With `is_asking`, the server also accepts the keys of a hash slot that is still moving to it.
+    pub(crate) async fn call(&self, command: &Cmd, is_asking: bool) -> RedisResult<Value> {
+        let mut open = self.connected().await?;
+        if self.is_dead(&open) {
+            self.discard(open.since, &not_connected("the connection did not reply"));
+            open = self.connected().await?;
+        }
+        let reply = match open.send(command, is_asking).await {
+            Ok(reply) => reply,
+            // It is safe to send the command again.
+            Err(error) => {
+                self.discard(open.since, &error);
+                open = self.connected().await?;
+                open.send(command, is_asking).await.unwrap_or_else(Err)
+            }
         };
-        link.discard(open.since, &not_connected("a reply was invalid"));
+        let reply = reply.and_then(Value::extract_error);
+        match &reply {
+            Err(error) if is_unusable(error) => self.discard(open.since, error),
+            Err(error) if error.is_timeout() => {}
+            _ => self.0.watchdog.reply_received(),
+        }
+        reply
     }
 }
 
@@ -307,16 +317,9 @@ impl LinkInner {
         let dialed = dialed.unwrap_or_else(|_| Err(not_connected("no connection in time")));
         let is_up = dialed.is_ok();
         self.state.send_replace(match dialed {
-            Ok(Dialed {
-                connection,
-                silence,
-            }) => {
+            Ok(open) => {
                 self.watchdog.reply_received();
-                LinkState::Up(OpenConnection {
-                    connection,
-                    silence,
-                    since: Instant::now(),
-                })
+                LinkState::Up(open)
             }
             Err(error) => LinkState::Down(Some(error)),
         });
@@ -352,48 +355,16 @@ fn is_unusable(error: &RedisError) -> bool {
 
 impl ConnectionLike for Link {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async move {
-            let mut open = self.connected().await?;
-            if self.is_dead(&open) {
-                self.discard(open.since, &not_connected("the connection did not reply"));
-                open = self.connected().await?;
-            }
-            let reply = match open.send(command).await {
-                Ok(reply) => reply,
-                // It is safe to send the command again.
-                Err(error) => {
-                    self.discard(open.since, &error);
-                    open = self.connected().await?;
-                    open.send(command).await.unwrap_or_else(Err)
-                }
-            };
-            let reply = reply.and_then(Value::extract_error);
-            match &reply {
-                Err(error) if is_unusable(error) => self.discard(open.since, error),
-                Err(error) if error.is_timeout() => {}
-                _ => self.0.watchdog.reply_received(),
-            }
-            reply
-        })
+        Box::pin(self.call(command, false))
     }
 
     fn req_packed_commands<'a>(
         &'a mut self,
-        commands: &'a Pipeline,
-        offset: usize,
-        count: usize,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        Box::pin(async move {
-            let mut open = self.connected().await?;
-            let sent = open.connection.req_packed_commands(commands, offset, count);
-            let reply = judge(open.silence.clone(), sent).await;
-            if let Err(error) = &reply
-                && is_unusable(error)
-            {
-                self.discard(open.since, error);
-            }
-            reply
-        })
+        Box::pin(async { Err(no_pipeline()) })
     }
 
     fn get_db(&self) -> i64 {
@@ -401,12 +372,14 @@ impl ConnectionLike for Link {
     }
 }
 
+/// Returns the error of a pipeline, which the store does not send.
+pub(crate) fn no_pipeline() -> RedisError {
+    (Raw::InvalidClientConfig, "a pipeline is not supported").into()
+}
+
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let up = matches!(&*self.0.state.borrow(), LinkState::Up(_));
-        f.debug_struct("Link")
-            .field("up", &up)
-            .finish_non_exhaustive()
+        f.debug_struct("Link").finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,7 @@ use redis::{
 
 use super::{
     Link,
-    dial::{Dialed, dial, unjudged},
+    dial::{OpenConnection, dial, unjudged},
     first_line::{FirstLines, of_stream},
     stream::RedisStream,
 };
@@ -202,7 +202,7 @@ impl RedisStore<ClusterLink> {
     /// nodes.
     ///
     /// The first address gives the user, password and TLS for all nodes. The store follows moved
-    /// slots and failovers.
+    /// hash slots and failovers.
     ///
     /// To keep other shards available when one shard fails:
     ///
@@ -244,7 +244,7 @@ impl RedisStore<ClusterLink> {
             }),
             true,
         );
-        Ok(Self::sharded(link?))
+        Ok(Self::sharded(link))
     }
 
     /// Returns the settings of a store on a cluster, whose connections `connect` opens from a host and
@@ -339,11 +339,14 @@ impl RedisStore<ClusterLink> {
         is_judged: bool,
     ) -> RedisBuilder<ClusterLink> {
         let link = ClusterLink::new(seeds, connect, is_judged);
-        RedisBuilder::or_error(link.map(Self::sharded).map_err(RedisError::from))
+        RedisBuilder::or_error(match seeds {
+            [] => Err(no_address()),
+            _ => Ok(Self::sharded(link)),
+        })
     }
 }
 
-async fn open(client: Client, lines: FirstLines) -> RedisResult<Dialed> {
+async fn open(client: Client, lines: FirstLines) -> RedisResult<OpenConnection> {
     let servers = [client.get_connection_info().addr().clone()];
     lines.explain(&servers, dial(client)).await
 }
@@ -352,7 +355,7 @@ async fn open_master(
     client: RedisResult<SentinelClient>,
     servers: Arc<[ConnectionAddr]>,
     lines: FirstLines,
-) -> RedisResult<Dialed> {
+) -> RedisResult<OpenConnection> {
     let mut client = client?;
     lines
         .explain(&servers, async {
@@ -363,7 +366,7 @@ async fn open_master(
 
 /// Opens a stream and logs in. If the server ends the stream, the first line on another one explains
 /// it.
-async fn log_in<Fut, S>(open: impl Fn() -> Fut) -> RedisResult<Dialed>
+async fn log_in<Fut, S>(open: impl Fn() -> Fut) -> RedisResult<OpenConnection>
 where
     Fut: Future<Output = io::Result<S>>,
     S: Into<RedisStream>,
@@ -402,11 +405,17 @@ fn tcp() -> TcpSettings {
 const NO_TCP: &str = "a server of a cluster is reached by TCP; give redis://host:port";
 const URL_FORM: &str = "give redis://[user:password@]host[:port][/db]";
 
+fn no_address() -> RedisError {
+    RedisError::new(
+        RedisErrorKind::Config,
+        format!("no address is given; {URL_FORM}"),
+    )
+}
+
 /// Parses the addresses of a cluster or of sentinels.
 fn addresses(urls: &[&str]) -> Result<Vec<ConnectionInfo>, RedisError> {
     if urls.is_empty() {
-        let text = format!("no address is given; {URL_FORM}");
-        return Err(RedisError::new(RedisErrorKind::Config, text));
+        return Err(no_address());
     }
     urls.iter().map(|url| address(url)).collect()
 }
@@ -449,6 +458,13 @@ mod tests {
             "redis://localhost/x#hunter2",
             "redis://localhost/x:hunter2@",
             "http://localhost?pass=hunter2",
+            "localhost:hunter2",
+            "redis://",
+            "redis://:hunter2@",
+            "redis://:hunter2",
+            "redis://app:hunter2/0",
+            "redis://:hunter2@localhost:99999",
+            "redis://:hunter2@local host",
             "",
         ] {
             let Err(error) = RedisStore::connect(url).lazy() else {

@@ -56,7 +56,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     async fn run_probe(&self) -> Result<(), RedisError> {
         let key = [self.settings.addresses.account(rule(), &Key::everyone())];
         let script = self.script(ScriptKind::Probe, []);
-        self.run(script, &key, Vec::new()).await?;
+        self.run(script, &key, Vec::new(), Ok).await?;
         // Redis closes a connection without a login that sends 16 KiB or more.
         self.load_scripts().await;
         Ok(())

@@ -5,7 +5,7 @@
 //! kernel, or the stream of the user, knows whether unread bytes wait.
 
 use std::{
-    fmt, io,
+    io,
     mem::MaybeUninit,
     pin::Pin,
     sync::{
@@ -87,14 +87,6 @@ impl Silence {
             self.unanswered
                 .store(nanos(self.created.elapsed()).saturating_add(1), SeqCst);
         }
-    }
-}
-
-impl fmt::Debug for Silence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Silence")
-            .field("unanswered", &self.unanswered)
-            .finish_non_exhaustive()
     }
 }
 

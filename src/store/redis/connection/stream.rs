@@ -6,7 +6,7 @@ use redis::{RedisConnectionInfo, RedisResult};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
-    dial::{Dialed, log_in, on_runtime},
+    dial::{OpenConnection, log_in, on_runtime},
     silence::{Noted, Silence, Unread},
 };
 use crate::store::BoxFuture;
@@ -71,7 +71,7 @@ impl RedisStream {
         self
     }
 
-    pub(crate) async fn log_in(self) -> RedisResult<Dialed> {
+    pub(crate) async fn log_in(self) -> RedisResult<OpenConnection> {
         let silence = Silence::new(self.unread);
         let stream = Noted::new(self.stream, silence.clone());
         log_in(&self.login, stream, silence, self.spawn).await

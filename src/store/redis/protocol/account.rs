@@ -82,11 +82,6 @@ impl AccountRequest {
         format!("{}{separator}{:08x}", self.address, address.number())
     }
 
-    /// Returns `true` if an allowed request charges the account.
-    pub(crate) fn is_certain(&self) -> bool {
-        !self.report_only
-    }
-
     /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is
     /// not plain.
     pub(crate) fn is_plain(&self) -> bool {
@@ -147,14 +142,13 @@ impl AccountRequest {
     /// Adds a quota, and returns its index. Demands on one account are added.
     pub(super) fn add(&mut self, quota_request: QuotaRequest) -> usize {
         let mut known = self.quotas.iter();
-        let Some(index) = known.position(|known| known.address == quota_request.address) else {
-            self.quotas.push(quota_request);
-            return self.quotas.len() - 1;
-        };
-        let demand = &mut self.quotas[index].demand;
-        demand.cost = demand.cost.saturating_add(quota_request.demand.cost);
-        demand.headroom = demand.headroom.max(quota_request.demand.headroom);
-        demand.max_wait = demand.max_wait.min(quota_request.demand.max_wait);
+        let known = known.position(|known| known.address == quota_request.address);
+        let index = known.unwrap_or(self.quotas.len());
+        match self.quotas.get_mut(index) {
+            Some(known) => known.join(quota_request.demand),
+            None => self.quotas.push(quota_request),
+        }
+        self.quotas[index].deny_too_many_slots();
         index
     }
 }

@@ -19,7 +19,7 @@ pub(crate) use self::{
     algorithms::{all_letters, check, letter},
     plan::{Change, EncodedPlan, Layout, RequestSlots, SlotTake},
     quota::QuotaRequest,
-    request::{NamedQuota, Request, RequestKind, ScriptOp},
+    request::{Request, RequestKind, ScriptOp},
 };
 
 /// The maximum number of slots that one request takes.

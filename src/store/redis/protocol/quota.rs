@@ -40,6 +40,21 @@ impl QuotaRequest {
         }
     }
 
+    /// Adds another demand.
+    pub(super) fn join(&mut self, other: Demand) {
+        let demand = &mut self.demand;
+        demand.cost = demand.cost.saturating_add(other.cost);
+        demand.headroom = demand.headroom.max(other.headroom);
+        demand.max_wait = demand.max_wait.min(other.max_wait);
+    }
+
+    /// Lets a demand for more slots than a request takes never fit.
+    pub(super) fn deny_too_many_slots(&mut self) {
+        if self.quota.is_concurrent() && self.demand.cost > MAX_COST {
+            self.demand.headroom = u32::MAX;
+        }
+    }
+
     /// Returns `true` if the quota is charged, uses GCRA and starts full.
     pub(super) fn is_plain(&self) -> bool {
         self.quota.is_gcra() && self.quota.initial().is_none() && self.demand.cost > 0
@@ -96,12 +111,10 @@ impl EncodedPlan {
     ) -> Self {
         let demand = quota_request.demand;
         let limit = quota_request.quota.raised_limit();
-        let fits = demand.need() <= limit && demand.cost <= MAX_COST;
-        let need = if fits { demand.need() } else { MOST_UNITS };
         let [set, mark] = keys.map(|key| key as u64);
-        self.head(quota_request, fits)
+        self.head(quota_request, demand.need() <= limit)
             .int::<2>(take.cost.into())
-            .int::<5>(need)
+            .int::<5>(demand.need())
             .int::<5>(limit)
             .int::<2>(set)
             .int::<2>(mark)

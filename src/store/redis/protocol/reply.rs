@@ -6,14 +6,13 @@ use redis::Value;
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    AccountRequest, MAX_COST, NamedQuota, QuotaRequest, Request,
+    AccountRequest, QuotaRequest, Request,
     algorithms::{letter, parse_state},
     reader::Reader,
 };
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation},
+    algorithm::{self, AccountState, Evaluation},
     decision::{Decision, Hold, Outcome, Source},
-    quota::Quota,
     store::redis::error::{RedisError, RedisErrorKind},
 };
 
@@ -94,18 +93,6 @@ impl Reply {
         })
     }
 
-    /// Returns the evaluation of each named quota, or `None` for a quota that is not part of the
-    /// request.
-    fn evaluations(&self, request: &Request) -> SmallVec<[Option<Evaluation>; 3]> {
-        let evaluate = |named: &NamedQuota| {
-            let QuotaRequest { quota, demand, .. } =
-                request.accounts[named.account].quotas.get(named.quota)?;
-            let reply = &self.accounts[named.account];
-            Some(reply.evaluate(named.quota, quota, *demand, self.allowed > 0))
-        };
-        request.named.iter().map(evaluate).collect()
-    }
-
     /// Returns the reply to one of the requests, as if each had been sent on its own. Takes its slots.
     pub(crate) fn of(&mut self, position: usize, request: &Request) -> Self {
         let accounts = self.accounts.iter().zip(&request.accounts);
@@ -162,10 +149,10 @@ impl Reply {
             return denial;
         }
         let mut decision = Decision::new(allowed, clock).with_source(Source::Redis);
-        for (named, step) in request.named.iter().zip(self.evaluations(request)) {
+        for named in &request.named {
             let account = &request.accounts[named.account];
             let reply = &self.accounts[named.account];
-            let Some(step) = step else { continue };
+            let step = reply.evaluate(named.quota, &account.quotas[named.quota], allowed);
             if allowed && !account.report_only {
                 decision.overage |= step.overage;
                 decision.wait = decision.wait.max(step.wait);
@@ -209,7 +196,7 @@ impl AccountReply {
         let sign = bytes.int::<1>()?;
         let expected = if account.charges() { allowed } else { 0 };
         // An account that does not bind may have fewer charges.
-        if sign > 3 || charges > expected || charges < expected && account.is_certain() {
+        if sign > 3 || charges > expected || charges < expected && !account.report_only {
             return Err(RedisError::invalid_reply("inconsistent charges"));
         }
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
@@ -228,25 +215,15 @@ impl AccountReply {
     }
 
     /// Evaluates the demand on one quota again, which the script has allowed or denied.
-    fn evaluate(&self, index: usize, quota: &Quota, ask: Demand, allowed: bool) -> Evaluation {
-        let charged = self.charges > 0 && ask.cost > 0;
-        // A denial reports waits without queueing.
-        let max_wait = if allowed { ask.max_wait } else { 0 };
-        // A request of too many slots never fits.
-        let never = quota.is_concurrent() && ask.cost > MAX_COST;
-        let headroom = if never { u32::MAX } else { ask.headroom };
-        let demand = Demand {
-            max_wait,
-            headroom,
-            ..ask
-        };
-        algorithm::reconstruct(
-            self.stored.states[index].as_ref(),
-            quota,
-            self.now,
-            demand,
-            charged,
-        )
+    fn evaluate(&self, index: usize, asked: &QuotaRequest, allowed: bool) -> Evaluation {
+        let mut demand = asked.demand;
+        if !allowed {
+            // A denial reports waits without queueing.
+            demand.max_wait = 0;
+        }
+        let state = self.stored.states[index].as_ref();
+        let charged = self.charges > 0 && demand.cost > 0;
+        algorithm::reconstruct(state, &asked.quota, self.now, demand, charged)
     }
 
     /// Returns the account as it was after the request at `position` of equal ones.
@@ -352,7 +329,7 @@ mod tests {
     use crate::{
         key::Key,
         name::RuleName,
-        quota::{Algorithm, EXAMPLES},
+        quota::{Algorithm, EXAMPLES, Quota},
         store::{Charge, redis::protocol::addresses::Addresses},
     };
 

@@ -7,12 +7,10 @@ use std::{
 };
 
 use super::algorithms::{ALGORITHMS, CONCURRENT, GCRA, SETS, SLOTS};
-use crate::store::redis::{
-    RedisStore,
-    connection::{self, Link},
-    error::RedisError,
+use crate::store::redis::{RedisStore, cluster::hash_slot, connection, error::RedisError};
+use redis::{
+    Cmd, ErrorKind as Raw, ServerErrorKind as Server, ToRedisArgs, Value, aio::ConnectionLike,
 };
-use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
 
 const CLOCK: &str = include_str!("../../../../lua/clock.lua");
 /// Reads the time from the last two arguments.
@@ -146,12 +144,7 @@ fn strip(text: &str) -> String {
 }
 
 /// Returns the command that calls a script.
-fn script_call<K: redis::ToRedisArgs>(
-    name: &str,
-    script: &str,
-    keys: &[K],
-    args: &[Vec<u8>],
-) -> Cmd {
+fn script_call<K: ToRedisArgs>(name: &str, script: &str, keys: &[K], args: &[Vec<u8>]) -> Cmd {
     let mut command = Cmd::new();
     command.arg(name).arg(script);
     command.arg(keys.len()).arg(keys).arg(args);
@@ -193,30 +186,39 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             .and_then(Value::extract_error)
     }
 
-    /// Calls a script by its hash. Sends the text if the server does not know the hash.
-    pub(crate) async fn run<K: redis::ToRedisArgs>(
+    /// Calls a script by its hash, and reads the reply. Sends the text if the server does not know the hash.
+    pub(crate) async fn run<K: ToRedisArgs + AsRef<str>, T>(
         &self,
         script: &Script,
         keys: &[K],
         mut args: Vec<Vec<u8>>,
-    ) -> Result<Value, RedisError> {
+        read: impl FnOnce(Value) -> Result<T, RedisError>,
+    ) -> Result<T, RedisError> {
         if let Some(test_clock) = &self.settings.test_clock {
             let now = test_clock.load(Relaxed);
             args.extend([now / 1_000, now % 1_000].map(|part| part.to_string().into()));
         }
-        let by_hash = script_call("EVALSHA", &script.sha, keys, &args);
-        match self.send(&by_hash).await {
-            Err(error) if error.kind() == Raw::Server(Server::NoScript) => {
-                let by_text = script_call("EVAL", &script.text, keys, &args);
-                Ok(self.send(&by_text).await?)
-            }
-            reply => Ok(reply?),
+        let mut reply = self
+            .send(&script_call("EVALSHA", &script.sha, keys, &args))
+            .await;
+        if let Err(error) = &reply
+            && error.kind() == Raw::Server(Server::NoScript)
+        {
+            reply = self
+                .send(&script_call("EVAL", &script.text, keys, &args))
+                .await;
         }
+        read(reply?).inspect_err(|_| self.discard_link(keys))
     }
 
-    /// Returns `read` unchanged. Discards the connection if the reply was invalid.
-    pub(crate) fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
-        // Later replies may belong to other requests, too.
-        read.inspect_err(|_| Link::discard_current(&self.connection))
+    /// Discards the connection to the server of these keys after an invalid reply, because later replies
+    /// may belong to other requests, too.
+    fn discard_link<K: AsRef<str>>(&self, keys: &[K]) {
+        let hash_slot = keys
+            .first()
+            .map_or(0, |key| hash_slot(key.as_ref().as_bytes()));
+        if let Some(link) = self.link(hash_slot) {
+            link.discard_current();
+        }
     }
 }
