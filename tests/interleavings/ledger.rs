@@ -258,7 +258,7 @@ impl Ledger {
 }
 
 fn account(id: u64) -> Account<'static> {
-    Account { at: Located::new(id, RuleName::default(), 0, QuotaAddress), quota: &Quota }
+    Account { at: Located::new(id, RuleName::default(), 0, QuotaAddress, false), quota: &Quota }
 }
 
 fn tat(account: Option<&AccountState>) -> Instant {
