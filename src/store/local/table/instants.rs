@@ -72,9 +72,9 @@ impl<const N: usize> LockedInstants<'_, N> {
     /// Replaces the states, and unlocks the accounts.
     #[inline(always)]
     pub(crate) fn store(mut self, states: [u64; N]) {
-        for at in 0..N {
+        for (at, state) in states.into_iter().enumerate() {
             if let Some(set) = &mut self.sets[self.locks[at]] {
-                set.expires_at[self.entries[at] % WAYS] = states[at];
+                set.expires_at[self.entries[at] % WAYS] = state;
             }
         }
     }
