@@ -121,7 +121,7 @@ impl Part {
 
     /// Returns the part for a key. Each key has another first process, the same in all processes, so that
     /// no process is without a part of every small limit.
-    pub(super) fn for_key(self, key: impl Hash) -> Self {
+    pub(super) fn for_key(self, key: &impl Hash) -> Self {
         if self.rank == UNKNOWN {
             return self;
         }
