@@ -110,7 +110,7 @@ fn fit(reset_ns: u64, quota: &Quota, demand: Demand) -> Evaluation {
     if need == 0 {
         return Evaluation::at_once(false);
     }
-    if !is_possible(quota, need) {
+    if need > quota.raised_limit() {
         return Evaluation::denied(NEVER);
     }
     let over = (reset_ns + span(quota, need)).saturating_sub(span(quota, quota.limit().into()));
@@ -135,7 +135,7 @@ pub(crate) fn open(stored: u64, quota: &Quota, now: u64, demand: Demand) -> Opti
     let opens = retention(quota) > 0
         && !is_live(stored, quota, now)
         && demand.cost > 0
-        && is_possible(quota, demand.need());
+        && demand.need() <= quota.raised_limit();
     opens.then(|| now + initial_reset(quota))
 }
 
@@ -252,12 +252,6 @@ fn snapshot(reset_ns: u64, quota: &Quota, retry_ns: u64) -> Snapshot {
         limit,
         retry_ns,
     }
-}
-
-/// Returns `true` if a full account can provide `need` units.
-#[inline]
-fn is_possible(quota: &Quota, need: u64) -> bool {
-    need <= u64::from(quota.limit()) + u64::from(quota.soft())
 }
 
 /// Returns the time in which `units` units are refilled, at most ten years, so sums do not overflow.

@@ -539,9 +539,9 @@ pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, 
     if quota.is_gcra() {
         return change_gcra(account, |tat| (gcra::open(tat, quota, now, demand), ()));
     }
-    let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft());
+    let is_possible = demand.need() <= quota.raised_limit();
     drop_expired(account, quota, now);
-    if quota.initial().is_some() && demand.cost > 0 && possible {
+    if quota.initial().is_some() && demand.cost > 0 && is_possible {
         get_or_open(account, quota, now);
     }
 }

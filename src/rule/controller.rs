@@ -332,12 +332,13 @@ impl Gradient {
     /// Returns the limit after a window.
     fn next(&mut self, window: &WindowResult) -> f64 {
         if let Some(probe) = self.probe {
-            return if window.is_overloaded {
-                // An overload lowers the limit at once. Its latency says nothing about half of the limit.
-                window.limit * DECREASE
-            } else {
-                self.add_to_probe(probe, window)
-            };
+            if !window.is_overloaded {
+                return self.add_to_probe(probe, window);
+            }
+            // An overload lowers both limits at once. Its latency says nothing about half of the limit.
+            let limit = probe.limit * DECREASE;
+            self.probe = Some(Probe { limit, ..probe });
+            return window.limit * DECREASE;
         }
         self.learn(window);
         let was_full = self.full >= MOST_OF_WARMUP;

@@ -34,7 +34,7 @@ pub struct Context<'a> {
     /// request at once, even with a [`max_wait`](super::Charge::max_wait).
     pub waiter: Option<&'a Waiter>,
     /// Set by a store that keeps the limit.
-    is_kept: Option<&'a AtomicBool>,
+    pub(super) is_kept: Option<&'a AtomicBool>,
     /// The account of another store that an adjusted account follows.
     pub(super) followed: Option<&'a Followed<'a>>,
     /// `true` if a request holds the slots in another store, so they need no decision.
@@ -103,31 +103,6 @@ impl<'a> Context<'a> {
             is_kept.store(true, Relaxed);
         }
         self.limit
-    }
-
-    /// Creates the context of an adjustment by which an account follows another one.
-    pub(super) fn following(followed: &'a Followed<'a>) -> Self {
-        Self {
-            followed: Some(followed),
-            ..Self::default()
-        }
-    }
-
-    /// Marks the slots as those that a request holds in another store.
-    pub(super) fn with_held_slots(self) -> Self {
-        Self {
-            holds_slots: true,
-            ..self
-        }
-    }
-
-    /// Sets the limit, and what becomes `true` if the store keeps it.
-    pub(super) fn with_kept_limit(self, limit: Duration, is_kept: &'a AtomicBool) -> Self {
-        Self {
-            limit: Some(limit),
-            is_kept: Some(is_kept),
-            ..self
-        }
     }
 }
 

@@ -76,18 +76,19 @@ where
     type Future = Never<Result<Decision, Unsupported>>;
 
     fn call(&self, op: Op<'_>, _: &Context<'_>) -> Answer<Self::Future> {
-        let Single { charge, cost } = match op {
-            Op::Take(charges) => match single(charges) {
-                Ok(single) => single,
-                Err(error) => return Answer::Now(Err(error)),
-            },
+        let charges = match op {
+            Op::Take(charges) => charges,
             Op::Peek(_) => {
                 return Answer::Now(Ok(Decision::deny().with_source(Source::Unsupported)));
             }
             _ => return Answer::Now(Err(unsupported(CHANGE))),
         };
-        let rule = charge.rule;
-        let decision = match self.0.check_key_n(charge.key, cost) {
+        let cost = match only_cost(charges) {
+            Ok(cost) => cost,
+            Err(error) => return Answer::Now(Err(error)),
+        };
+        let rule = charges[0].rule;
+        let decision = match self.0.check_key_n(charges[0].key, cost) {
             Ok(Ok(allowed)) => Decision::allow().with_outcome(left_after(rule, &allowed)),
             Ok(Err(denial)) => {
                 let wait = denial.wait_time_from(self.0.clock().now());
@@ -105,7 +106,7 @@ where
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        single(charges).map(|_| ())
+        only_cost(charges).map(|_| ())
     }
 }
 
@@ -142,14 +143,8 @@ fn refilling(rule: RuleName, quota: Quota, reset: Duration, wait: Duration) -> O
     Outcome::with(rule, 0, snapshot)
 }
 
-/// The only charge of a call.
-struct Single<'a> {
-    charge: &'a Charge<'a>,
-    cost: NonZeroU32,
-}
-
-/// Returns the charge if governor can decide it.
-fn single<'a>(charges: &'a [Charge<'_>]) -> Result<Single<'a>, Unsupported> {
+/// Returns the cost of the only charge, if governor can decide it.
+fn only_cost(charges: &[Charge<'_>]) -> Result<NonZeroU32, Unsupported> {
     check_rates_only(charges)?;
     let [charge] = charges else {
         return Err(unsupported(SEVERAL));
@@ -163,8 +158,10 @@ fn single<'a>(charges: &'a [Charge<'_>]) -> Result<Single<'a>, Unsupported> {
         "does not support headroom or max_wait; use LocalStore"
     } else if charge.report_only {
         "does not support report-only charges; use RateLimitLayer::report_only, or LocalStore"
+    } else if charge.charged_quotas().next().is_none() {
+        "has no quota with this index; use LocalStore"
     } else if let Some(cost) = NonZeroU32::new(charge.cost) {
-        return Ok(Single { charge, cost });
+        return Ok(cost);
     } else {
         "does not support cost 0; use LocalStore to peek"
     }))

@@ -1,6 +1,7 @@
 //! The number of processes that share a store.
 
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     num::NonZeroU32,
     sync::{
         Arc,
@@ -118,14 +119,16 @@ impl Part {
         }
     }
 
-    /// Returns the part for a key with this hash, which all processes share. Each key has another first
-    /// process, so that no process is without a part of every small limit.
-    pub(super) fn for_key(self, hash: impl Fn() -> u64) -> Self {
+    /// Returns the part for a key. Each key has another first process, the same in all processes, so that
+    /// no process is without a part of every small limit.
+    pub(super) fn for_key(self, key: &impl Hash) -> Self {
         if self.rank == UNKNOWN {
             return self;
         }
-        let first = hash() % u64::from(self.instances.get());
-        let rank = (u64::from(self.rank) + first) % u64::from(self.instances.get());
+        let all = u64::from(self.instances.get());
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        let rank = (u64::from(self.rank) + hasher.finish() % all) % all;
         Self {
             rank: rank.try_into().unwrap_or(0),
             ..self

@@ -120,6 +120,12 @@ pub(crate) struct QueuePlace {
     leave: Box<dyn FnOnce() + Send>,
 }
 
+impl QueuePlace {
+    pub(crate) fn leave(self) {
+        (self.leave)();
+    }
+}
+
 impl Waiter {
     /// Creates the waiter of a request that comes after all earlier ones.
     pub(crate) fn new() -> Self {
@@ -157,7 +163,6 @@ impl Waiter {
         max_wait: Duration,
         leave: impl FnOnce() + Send + 'static,
     ) -> Wake {
-        self.leave_unless(|other| other == queue);
         let mut wait = self.0.wait.lock();
         wait.places += 1;
         let place = QueuePlace {
@@ -173,7 +178,9 @@ impl Waiter {
             place: wait.places,
         };
         drop(wait);
-        drop(left);
+        if let Some(other) = left.filter(|place| place.queue != queue) {
+            other.leave();
+        }
         wake
     }
 
@@ -245,14 +252,8 @@ impl Waiter {
 
     /// Leaves the queue for which `stays` returns `false`.
     pub(crate) fn leave_unless(&self, stays: impl Fn(u64) -> bool) {
-        let left = self
-            .0
-            .wait
-            .lock()
-            .place
-            .take_if(|place| !stays(place.queue));
-        if let Some(place) = left {
-            (place.leave)();
+        if let Some(place) = self.take_place(|queue| !stays(queue)) {
+            place.leave();
         }
     }
 
@@ -270,9 +271,7 @@ impl Waiter {
 impl Drop for WaiterState {
     fn drop(&mut self) {
         let left = self.wait.lock().place.take();
-        if let Some(place) = left {
-            (place.leave)();
-        }
+        left.into_iter().for_each(QueuePlace::leave);
     }
 }
 

@@ -250,7 +250,7 @@ impl Ledger {
 }
 
 fn account(id: u64) -> Located {
-    Located::new(id, RuleName::default(), 0, QuotaAddress)
+    Located::new(id, RuleName::default(), 0, QuotaAddress, false)
 }
 
 /// Returns the state of an account, also of one that was never charged.

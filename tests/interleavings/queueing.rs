@@ -34,7 +34,8 @@ struct Slots(HeldSlots);
 impl Slots {
     /// Takes the slot, or joins the queue. Returns the epoch of the slot.
     fn ask(&self, waiter: &Waiter) -> Option<u64> {
-        let mut locked = self.0.lock(&iter::once(ALICE), Some(waiter));
+        let place = waiter.take_place(|_| true);
+        let mut locked = self.0.lock(&iter::once(ALICE), Some(waiter), place);
         let rank = Rank::new(Some(waiter), 0);
         let keys = locked.get(ALICE).expect("it is locked");
         if keys.room(ALICE, rank) == Some(Room { held: 0, is_next: true }) {

@@ -4,12 +4,41 @@ use std::sync::Arc;
 
 use tower::BoxError;
 use tower_sluice::{
-    Decision, Store,
-    store::{Answer, BoxFuture, Charge, Context, DynStore, FailureDomain, Health, Op, Unsupported},
+    Decision, LocalStore, Store, StoreExt,
+    store::{
+        Answer, BoxFuture, Charge, Context, DynStore, FailureDomain, Health, Op, Timeout,
+        Unsupported,
+    },
 };
 
 /// A shared store of any type.
 pub(crate) type Any = Arc<DynStore<BoxError>>;
+
+/// A wrapper of a store.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Wrapper {
+    Timeout,
+    Breaker,
+    DenyCache,
+    Leases,
+    Fallback,
+    FailOpen,
+    FailClosed,
+}
+
+impl Wrapper {
+    pub(crate) fn wrap(self, store: Any) -> Any {
+        match self {
+            Self::Timeout => AnyError(store.timeout(Timeout::DEFAULT)).boxed(),
+            Self::Breaker => AnyError(store.breaker()).boxed(),
+            Self::DenyCache => AnyError(store.deny_cache()).boxed(),
+            Self::Leases => AnyError(store.leases(5)).boxed(),
+            Self::Fallback => AnyError(store.fallback(LocalStore::new(), 1)).boxed(),
+            Self::FailOpen => AnyError(store.fail_open()).boxed(),
+            Self::FailClosed => AnyError(store.fail_closed()).boxed(),
+        }
+    }
+}
 
 /// A store with a boxed error, so that every wrapper fits around it.
 pub(crate) struct AnyError<S>(pub(crate) S);

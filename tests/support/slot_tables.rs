@@ -168,7 +168,7 @@ pub(crate) async fn play_waiting(case: &WaitingCase, driven: &mut impl Driven, s
 pub(crate) fn waiting() -> Vec<WaitingCase> {
     let text = include_str!("../it/slots/cases/waiting.json");
     let cases: Vec<_> = serde_json::from_str(text).expect("a list of cases");
-    assert_eq!(cases.len(), 18);
+    assert_eq!(cases.len(), 19);
     cases
 }
 
@@ -201,7 +201,7 @@ struct Window {
 pub(crate) fn adaptive() -> Vec<AdaptiveCase> {
     let text = include_str!("../it/slots/cases/adaptive.json");
     let cases: Vec<_> = serde_json::from_str(text).expect("a list of cases");
-    assert_eq!(cases.len(), 16);
+    assert_eq!(cases.len(), 18);
     cases
 }
 

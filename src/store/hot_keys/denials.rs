@@ -185,7 +185,6 @@ impl<S: Store + 'static> Store for DenyCache<S> {
 }
 
 /// State of a call through a [`DenyCache`].
-#[derive(Debug)]
 struct DenyCacheCall {
     table: Arc<HotKeys<CachedDenial>>,
     /// The start of the call.
@@ -198,7 +197,7 @@ struct DenyCacheCall {
 }
 
 /// The account of one charge of a call.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct CalledAccount {
     key: HotKey,
     rule: RuleName,
@@ -237,19 +236,10 @@ impl DenyCacheCall {
     ///
     /// Returns the longest of several denials, but a block before all others.
     fn known_denial(&mut self, charges: &[Charge<'_>]) -> Option<Decision> {
-        let mut longest: Option<KnownDenial> = None;
-        for (index, charge) in charges.iter().enumerate() {
-            let Some(known) = self.known_denial_of(index, charge) else {
-                continue;
-            };
-            if longest
-                .as_ref()
-                .is_none_or(|longest| longest.is_shorter(&known))
-            {
-                longest = Some(known);
-            }
-        }
-        longest.map(|known| known.decision(charges))
+        let all = charges.iter().enumerate();
+        let known = all.filter_map(|(index, charge)| self.known_denial_of(index, charge));
+        let longest = known.max_by_key(|known| (known.blocked, known.wait))?;
+        Some(longest.decision(charges))
     }
 
     /// Returns the cached denial of the charge at `index`, and remembers the changes of its account.
@@ -328,11 +318,6 @@ struct KnownDenial {
 }
 
 impl KnownDenial {
-    /// Returns `true` if the other denial is longer, or a block.
-    fn is_shorter(&self, other: &Self) -> bool {
-        (self.blocked, self.wait) < (other.blocked, other.wait)
-    }
-
     /// Returns a denial with the known outcomes. Those of the other charges are unknown.
     fn decision(&self, charges: &[Charge<'_>]) -> Decision {
         let mut decision = Decision::new(false, 0).with_source(Source::DenyCache);
@@ -374,7 +359,7 @@ impl HotKeys<CachedDenial> {
 }
 
 /// A cached denial. Instants are nanoseconds since the cache was created.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct CachedDenial {
     need: u64,
     /// The end of the denial, computed from the start of the call.

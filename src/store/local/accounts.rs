@@ -10,6 +10,13 @@ use crate::{
     quota::{Quota, QuotaAddress},
 };
 
+/// The effect of a decision on its accounts.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Effect {
+    Charge,
+    Nothing,
+}
+
 /// One quota of one charge, with its account.
 pub(super) struct Account<'a> {
     pub(super) at: Located,
@@ -58,14 +65,11 @@ pub(super) struct Accounts<'a> {
     pub(super) distinct: SmallVec<[Account<'a>; 4]>,
     /// The account of each outcome, as an index into `distinct`.
     order: SmallVec<[u16; 8]>,
-    /// `true` if some accounts count held slots.
-    pub(super) has_slots: bool,
 }
 
 impl<'a> Accounts<'a> {
     /// Adds an account. Charges of the same account become one charge with the sum of their costs.
     pub(super) fn add(&mut self, account: Account<'a>) {
-        self.has_slots |= account.quota.is_concurrent();
         let mut known = self.distinct.iter();
         let known = known.position(|known| known.at.id == account.at.id);
         let index = known.unwrap_or(self.distinct.len());
@@ -143,36 +147,29 @@ pub(super) struct Evaluated<'a> {
 /// Makes a decision from all demands.
 #[inline(always)]
 pub(super) fn report<'a>(
-    demands: impl Iterator<Item = Evaluated<'a>> + Clone,
+    demands: impl Iterator<Item = Evaluated<'a>>,
     now: u64,
     decision: &mut Decision,
 ) {
     let mut allowed = true;
     let mut overage = false;
     let mut wait = 0;
-    for demand in demands.clone().filter(|demand| !demand.report_only) {
+    for demand in demands {
         let by = demand.evaluation;
-        allowed &= by.allowed;
-        overage |= by.overage;
-        wait = wait.max(by.wait);
+        if !demand.report_only {
+            allowed &= by.allowed;
+            overage |= by.overage;
+            wait = wait.max(by.wait);
+        }
+        let outcome = Outcome::with(demand.rule, demand.quota_index, by.snapshot);
+        let outcome = outcome.with_report_only(demand.report_only);
+        decision.outcomes.push(outcome);
     }
     decision.allowed = allowed;
     decision.at = now;
     decision.charged_at = now;
     decision.overage = allowed && overage;
     decision.wait = if allowed { wait } else { 0 };
-    for Evaluated {
-        rule,
-        quota_index,
-        report_only,
-        evaluation,
-    } in demands
-    {
-        let outcome = Outcome::with(rule, quota_index, evaluation.snapshot);
-        decision
-            .outcomes
-            .push(outcome.with_report_only(report_only));
-    }
 }
 
 /// Returns the id of the account of a quota, from the id of its rule and key. The high bits of the id

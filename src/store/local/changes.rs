@@ -76,10 +76,7 @@ impl Ledger {
             let first = accounts.first_outcome(index);
             let outcome = first.and_then(|at| decided.outcomes().get(at));
             let account = &accounts.distinct[index];
-            // Slots are freed with the decision.
-            if account.quota.is_concurrent() {
-                continue;
-            }
+            // Slots have no receipt: they are freed with the decision.
             let charged = outcome.filter(|outcome| taken.charged(outcome.rule()));
             let receipt =
                 charged.and_then(|outcome| Receipt::new(taken, outcome, account.demand, units));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    accounts::{Account, Accounts},
+    accounts::{Account, Accounts, Effect},
     held::LockedSlots,
     ledger::{Ledger, is_plain},
     slots,
@@ -15,13 +15,6 @@ use crate::{
     quota::Quota,
     store::{Charge, Waiter},
 };
-
-/// The effect of a decision on its accounts.
-#[derive(Clone, Copy, PartialEq)]
-enum Effect {
-    Charge,
-    Nothing,
-}
 
 /// The locked accounts of a decision.
 struct Locked<'a> {
@@ -38,23 +31,9 @@ impl Locked<'_> {
 }
 
 impl Ledger {
-    /// Decides on the charges of all accounts, and makes them.
-    pub(super) fn decide(
-        &self,
-        charges: &[Charge<'_>],
-        waiter: Option<&Waiter>,
-        now: u64,
-    ) -> Decision {
-        self.decide_with(Effect::Charge, charges, waiter, now)
-    }
-
-    /// Decides on the charges of all accounts, and changes nothing.
-    pub(super) fn peek(&self, charges: &[Charge<'_>], now: u64) -> Decision {
-        self.decide_with(Effect::Nothing, charges, None, now)
-    }
-
+    /// Decides on the charges of all accounts.
     #[inline]
-    fn decide_with(
+    pub(super) fn decide(
         &self,
         effect: Effect,
         charges: &[Charge<'_>],
@@ -114,15 +93,16 @@ impl Ledger {
         waiter: Option<&'a Waiter>,
         now: u64,
     ) -> Locked<'a> {
-        if let Some(waiter) = waiter {
-            waiter.leave_unless(|id| accounts.slots().any(|account| account.at.id == id));
+        let mut place = waiter.and_then(|waiter| waiter.take_place(|_| true));
+        if let Some(other) =
+            place.take_if(|place| accounts.slots().all(|account| account.at.id != place.queue))
+        {
+            other.leave();
         }
         let rates = self.table.lock(&mut accounts.distinct, now);
-        let mut slots = None;
-        if accounts.has_slots {
-            let ids = accounts.slots().map(|account| account.at.id);
-            slots = Some(self.held.lock(&ids, waiter));
-        }
+        let ids = accounts.slots().map(|account| account.at.id);
+        let has_slots = ids.clone().next().is_some();
+        let slots = has_slots.then(|| self.held.lock(&ids, waiter, place));
         Locked {
             rates,
             slots,
@@ -290,11 +270,9 @@ fn deny_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>, clock: impl Fn
 }
 
 fn deny_slots(all: &mut [Account<'_>], slots: &mut LockedSlots<'_>, effect: Effect, now: u64) {
-    if effect == Effect::Charge {
-        slots::record_denials(all, slots, now);
-    }
-    slots::estimate_waits(all, slots, now);
-    if effect == Effect::Charge {
+    let counts = effect == Effect::Charge;
+    slots::estimate_waits(all, slots, now, counts);
+    if counts {
         slots::join_queue(all, slots);
     }
 }

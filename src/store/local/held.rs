@@ -33,7 +33,6 @@ const MAX_GUESS: u64 = 60_000_000_000;
 pub(super) type Shard = Mutex<HeldKeys>;
 
 /// The held slots of all keys.
-#[derive(Debug)]
 pub(super) struct HeldSlots {
     /// The maximum number of keys in a shard.
     capacity: usize,
@@ -74,13 +73,14 @@ impl HeldSlots {
         self.at(self.index(id))
     }
 
-    /// Locks the shards of these accounts, in ascending order. The `waiter` of the request, if it may
-    /// wait, must be in the queue of one of these accounts, or in none. It leaves the queue.
+    /// Locks the shards of these accounts, in ascending order. The request leaves its place, if it has one
+    /// in the queue of one of these accounts.
     #[inline]
     pub(super) fn lock<'a>(
         &'a self,
         ids: &(impl Iterator<Item = u64> + Clone),
         waiter: Option<&'a Waiter>,
+        place: Option<QueuePlace>,
     ) -> LockedSlots<'a> {
         let mut locked = LockedSlots {
             table: self,
@@ -88,7 +88,7 @@ impl HeldSlots {
             shards: SmallVec::new(),
             full: false,
             woken: Vec::new(),
-            left: None,
+            left: place,
         };
         let indexes = ids.clone().map(|id| self.index(id));
         let mut next = indexes.clone().min();
@@ -96,9 +96,7 @@ impl HeldSlots {
             locked.shards.push((index, self.at(index).lock()));
             next = indexes.clone().filter(|other| *other > index).min();
         }
-        if let Some(waiter) = waiter {
-            locked.leave_queue(waiter);
-        }
+        locked.leave_queue();
         locked
     }
 
@@ -149,15 +147,15 @@ impl<'a> LockedSlots<'a> {
             .map(|(_, keys)| &mut **keys)
     }
 
-    /// Removes the request from its queue. Its place and its wake are dropped after the locks.
-    fn leave_queue(&mut self, waiter: &Waiter) {
-        self.left = waiter.take_place(|_| true);
-        let Some(id) = self.left.as_ref().map(|place| place.queue) else {
-            return;
-        };
-        let keys = self.get(id);
-        let wake = keys.and_then(|keys| keys.leave(id, |queue| queue.remove(waiter)));
-        self.woken.extend(wake);
+    /// Removes the request from the queue of the place that it leaves. Its wake is dropped after the locks.
+    fn leave_queue(&mut self) {
+        if let Some(waiter) = self.waiter
+            && let Some(QueuePlace { queue: id, .. }) = self.left
+            && let Some(keys) = self.get(id)
+        {
+            let wake = keys.leave(id, |queue| queue.remove(waiter));
+            self.woken.extend(wake);
+        }
     }
 
     /// Adds the request to the queue of an account. It must have a waiter.
@@ -205,7 +203,6 @@ pub(super) fn free(shard: &Shard, id: u64, epoch: u64, units: u64) {
 }
 
 /// The keys of a shard.
-#[derive(Debug)]
 pub(super) struct HeldKeys {
     capacity: usize,
     /// The number of entries so far. It distinguishes an entry from an earlier one of its key.
@@ -216,7 +213,6 @@ pub(super) struct HeldKeys {
     pub(super) entries: HashMap<u64, HeldEntry, BuildHasherDefault<IdHasher>>,
 }
 
-#[derive(Debug)]
 pub(super) struct HeldEntry {
     held: u64,
     epoch: u64,
@@ -241,7 +237,7 @@ pub(super) struct Held {
 }
 
 /// The slots that were freed since the first denial.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Exhaustion {
     since: u64,
     freed: u64,
@@ -386,29 +382,23 @@ impl HeldKeys {
     /// Frees slots. Returns the wake for the next request that waits, if it fits.
     #[inline]
     fn free(&mut self, id: u64, epoch: u64, units: u64) -> Option<Wake> {
-        let entry = self.entries.get_mut(&id)?;
-        if entry.epoch != epoch {
-            return None;
-        }
-        entry.free(units);
-        let woken = entry.wake_next();
-        if entry.is_unused() {
-            entry.exhaustion = None;
-            self.keep(id);
-        }
-        woken
+        self.change(id, |entry| {
+            if entry.epoch != epoch {
+                return None;
+            }
+            entry.free(units);
+            entry.wake_next()
+        })
     }
 
     /// Sets the held slots to 0. The slots that are still held are then not counted.
     fn reset(&mut self, id: u64) -> Option<Wake> {
-        let entry = self.entries.get_mut(&id)?;
         self.epoch += 1;
-        (entry.held, entry.epoch, entry.exhaustion) = (0, self.epoch, None);
-        let woken = entry.wake_next();
-        if entry.is_unused() {
-            self.keep(id);
-        }
-        woken
+        let epoch = self.epoch;
+        self.change(id, |entry| {
+            (entry.held, entry.epoch, entry.exhaustion) = (0, epoch, None);
+            entry.wake_next()
+        })
     }
 
     /// Removes a request from the queue of the account, by `remove`.
@@ -417,14 +407,27 @@ impl HeldKeys {
         id: u64,
         remove: impl FnOnce(&mut SlotQueue) -> Option<Wake>,
     ) -> Option<Wake> {
+        self.change(id, |entry| {
+            let left = remove(entry.queue.as_mut()?);
+            entry.queue.take_if(|queue| queue.waiting.is_empty());
+            left
+        })
+    }
+
+    /// Changes an entry, which may become unused.
+    #[inline]
+    fn change(
+        &mut self,
+        id: u64,
+        change: impl FnOnce(&mut HeldEntry) -> Option<Wake>,
+    ) -> Option<Wake> {
         let entry = self.entries.get_mut(&id)?;
-        let left = remove(entry.queue.as_mut()?);
-        entry.queue.take_if(|queue| queue.waiting.is_empty());
+        let wake = change(entry);
         if entry.is_unused() {
             entry.exhaustion = None;
             self.keep(id);
         }
-        left
+        wake
     }
 
     /// Keeps the entry of an unused key instead of the one that was kept before.
@@ -461,7 +464,7 @@ impl HeldKeys {
 }
 
 /// Uses an id, which is already a hash with a random seed, as its own hash.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct IdHasher(u64);
 
 impl Hasher for IdHasher {

@@ -11,7 +11,7 @@ use foldhash::quality::SeedableRandomState;
 
 use super::{
     Clock, ENTRIES_PER_KEY, Stats,
-    accounts::{Account, Accounts, Evaluated, quota_id, report},
+    accounts::{Account, Accounts, Effect, Evaluated, quota_id, report},
     blocks::Blocks,
     held::HeldSlots,
     slots,
@@ -206,7 +206,7 @@ impl Ledger {
         {
             return plain_decision(&three, &by, now);
         }
-        self.decide(charges, context.waiter, now)
+        self.decide(Effect::Charge, charges, context.waiter, now)
     }
 
     /// Holds slots that a request holds in another store.
@@ -270,10 +270,9 @@ impl Ledger {
             for (quota_index, quota) in charge.charged_quotas() {
                 let address = QuotaAddress::at(charge.quotas, quota_index);
                 let id = quota_id(key, address);
-                let at = Located::new(id, charge.rule, quota_index, address);
                 let is_elsewhere = quota.is_concurrent();
                 accounts.add(Account {
-                    at: if is_elsewhere { at.elsewhere() } else { at },
+                    at: Located::new(id, charge.rule, quota_index, address, is_elsewhere),
                     quota,
                     demand,
                     report_only: charge.report_only,
@@ -549,7 +548,7 @@ mod tests {
     /// Returns the state of each account at ten seconds.
     fn rows(ledger: &Ledger, charges: &[Charge<'_>]) -> Vec<Row> {
         let looks: Vec<_> = charges.iter().map(|charge| charge.with_cost(0)).collect();
-        let decision = ledger.peek(&looks, 10 * SECOND);
+        let decision = ledger.decide(Effect::Nothing, &looks, None, 10 * SECOND);
         let row = |it: &Outcome| (it.remaining(), it.reset_after(), it.next_after());
         decision.outcomes().iter().map(row).collect()
     }

@@ -17,7 +17,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use self::ledger::Ledger;
+use self::{accounts::Effect, ledger::Ledger};
 use super::{
     Answer, BoxFuture, Charge, Context, Health, KnownRules, Never, Op, Store, Unsupported,
     can_queue,
@@ -212,7 +212,10 @@ impl Store for LocalStore {
                     |decision| Answer::Now(Ok(decision)),
                 );
             }
-            Op::Peek(charges) => self.ledger.peek(charges, self.ledger.clock.now()),
+            Op::Peek(charges) => {
+                let now = self.ledger.clock.now();
+                self.ledger.decide(Effect::Nothing, charges, None, now)
+            }
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units, context.followed),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),

@@ -98,33 +98,28 @@ pub(super) fn add_held(evaluation: &mut Evaluation, cost: u32) {
     }
 }
 
-/// Records the denials of an account that are not permanent, with the instant of the first.
-pub(super) fn record_denials(accounts: &[Account<'_>], slots: &mut LockedSlots<'_>, now: u64) {
-    for account in accounts.iter().filter(|account| lacks_slots(account)) {
-        if let Some(keys) = slots.get(account.at.id) {
-            keys.deny(account.at.id, now);
-        }
-    }
-}
-
-/// Adds the estimated wait to each denial that is not permanent.
-pub(super) fn estimate_waits(accounts: &mut [Account<'_>], slots: &mut LockedSlots<'_>, now: u64) {
-    for account in accounts.iter_mut().filter(|account| lacks_slots(account)) {
+/// Adds the estimated wait to each denial that is not permanent. Before, records the denials if they
+/// count.
+pub(super) fn estimate_waits(
+    accounts: &mut [Account<'_>],
+    slots: &mut LockedSlots<'_>,
+    now: u64,
+    counts: bool,
+) {
+    for account in accounts {
         let id = account.at.id;
         let snapshot = &mut account.evaluation.snapshot;
         if let Some(held) = snapshot.held()
+            && ![0, NEVER].contains(&snapshot.retry_ns())
             && let Some(keys) = slots.get(id)
         {
+            if counts {
+                keys.deny(id, now);
+            }
             let missing = concurrent::missing(held, account.quota, account.demand);
             snapshot.set_free_in(keys.estimated_wait(id, missing, now));
         }
     }
-}
-
-/// Returns `true` if the account has too few free slots now, and not for ever.
-fn lacks_slots(account: &Account<'_>) -> bool {
-    let snapshot = &account.evaluation.snapshot;
-    snapshot.held().is_some() && ![0, NEVER].contains(&snapshot.retry_ns())
 }
 
 /// Adds the request of a denied decision to the queue of the first account without enough free slots,

@@ -26,7 +26,7 @@ const REBUILDS: u32 = 32;
 static DROPPED: Mutex<BTreeMap<&Location<'_>, Dropped>> = Mutex::new(BTreeMap::new());
 
 /// Counts decisions and blocks for which the store has no free entry, and logs the first of them.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct OverflowWarning {
     /// The instant of the last overflow, accurate to a second. Zero before the first overflow.
     last: AtomicU64,
@@ -96,7 +96,6 @@ impl OverflowWarning {
 ///
 /// Counts dropped stores that had a layer and lived for less than a minute, by the line of code that
 /// created them.
-#[derive(Debug)]
 pub(super) struct RebuildDetector {
     clock: Clock,
     created: u64,

@@ -1,6 +1,11 @@
 //! A time limit for answers of a store.
 
-use std::{error::Error, fmt, sync::atomic::AtomicBool, time::Duration};
+use std::{
+    error::Error,
+    fmt,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use tokio::time::{Instant, timeout};
 
@@ -72,22 +77,20 @@ where
         let outer = context.keep_limit();
         let limit = outer.map_or(self.limit, |outer| outer.min(self.limit));
         let is_kept = AtomicBool::new(false);
-        let later = match self
-            .inner
-            .call(op, &context.with_kept_limit(limit, &is_kept))
-        {
-            Answer::Now(decision) => return Answer::Now(decision.map_err(TimeoutError::Store)),
-            Answer::Later(later) => later,
+        let context = Context {
+            limit: Some(limit),
+            is_kept: Some(&is_kept),
+            ..*context
         };
-        if is_kept.into_inner() {
-            return Answer::Later(Box::pin(async { later.await.map_err(TimeoutError::Store) }));
+        match self.inner.call(op, &context) {
+            Answer::Later(later) if !is_kept.load(Relaxed) => Answer::Later(Box::pin(async move {
+                let left = limit.saturating_sub(start.elapsed());
+                let answer = timeout(left, later).await;
+                let decision = answer.map_err(|_| elapsed(limit))?;
+                decision.map_err(TimeoutError::Store)
+            })),
+            answer => answer.then(|decision| decision.map_err(TimeoutError::Store)),
         }
-        Answer::Later(Box::pin(async move {
-            let left = limit.saturating_sub(start.elapsed());
-            let answer = timeout(left, later).await;
-            let decision = answer.map_err(|_| elapsed(limit))?;
-            decision.map_err(TimeoutError::Store)
-        }))
     }
 
     forward!(self => self.inner; undo, supports, register, known_rules, failure_domains);

@@ -92,6 +92,22 @@ fn a_flood_does_not_grow_memory_or_free_exhausted_keys() {
 }
 
 #[test]
+fn a_key_takes_at_most_36_bytes_at_any_capacity() {
+    let quota = Quota::per_hour(1);
+    for keys in [1_u32, 1_000, 10_000, 131_072, 1_000_000] {
+        // The measurement includes opening the accounts.
+        let allocated = allocation_counter::measure(|| {
+            let store = LocalStore::with_capacity(keys as usize);
+            (0..keys).for_each(|key| _ = allows(&store, "filler", key, &quota));
+        });
+        let most = 36 * u64::from(keys) + 3_072;
+        assert!(allocated.bytes_max <= most, "{keys} keys: {allocated:?}, {most} are promised");
+    }
+    let bytes = allocation_counter::measure(|| drop(LocalStore::new())).bytes_max;
+    assert!(bytes <= 36 * 131_072, "by default: {bytes} bytes");
+}
+
+#[test]
 fn a_key_without_a_slot_gets_the_exact_wait() {
     let (clock, hour) = (FakeClock::new(), Quota::per_hour(2));
     let store = full(&clock, &hour);

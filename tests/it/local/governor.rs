@@ -110,6 +110,7 @@ fn unsupported_operations_of_governor_are_errors_that_name_them() {
     assert!(error(store.take(&[two])).contains("one charge under one quota"));
     assert!(error(store.take(&[])).contains("one charge under one quota"));
     assert!(error(store.take(&[charge.with_cost(0)])).contains("cost 0"));
+    assert!(error(store.take(&[charge.with_quota_index(1)])).contains("no quota with this index"));
     assert!(error(store.take(&[charge.with_headroom(1)])).contains("headroom"));
     assert!(
         error(store.take(&[charge.with_max_wait(Duration::from_secs(1))])).contains("max_wait")
@@ -119,34 +120,40 @@ fn unsupported_operations_of_governor_are_errors_that_name_them() {
     assert!(take(&store, charge).expect("one charge").is_allowed());
 }
 
+/// Under both policies, only charges that deny nothing pass.
 #[tokio::test]
-async fn fail_open_rejects_charges_that_the_store_does_not_support() {
+async fn charges_that_the_store_does_not_support_are_rejected() {
     let (five, hourly) = (Quota::per_second(5), Quota::per_hour(9));
-    let live = LivePlan::new(five);
-    let layer = |cost: Cost, trial: bool| {
-        let rule = Rule::new("api", Everyone, &live).cost(cost);
-        let layer = RateLimitLayer::rules(rule, plain(five).fail_open());
-        layer.report_only(trial).expose_decision()
-    };
-    let status = async |cost: Cost, trial| answer(&layer(cost, trial), get("/")).await.status();
-    assert_eq!(status(1.into(), false).await, StatusCode::OK);
-    let built = layer(1.into(), false);
-    live.replace([five, hourly]);
-    for _ in 0..2 {
-        let rejected = answer(&built, get("/")).await;
-        assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
-        let decision = rejected.extensions().get::<Decision>().expect("exposed");
-        assert_eq!(decision.source(), Source::FailedClosed);
+    for is_open in [true, false] {
+        let live = LivePlan::new(five);
+        let layer = |cost: Cost, trial: bool| {
+            let rule = Rule::new("api", Everyone, &live).cost(cost);
+            let store = match is_open {
+                true => plain(five).fail_open().boxed(),
+                false => plain(five).fail_closed().boxed(),
+            };
+            RateLimitLayer::rules(rule, store).report_only(trial).expose_decision()
+        };
+        let status = async |layer| answer(layer, get("/")).await.status();
+        let (built, trial) = (layer(1.into(), false), layer(1.into(), true));
+        let free = layer(Cost::from_fn(|_| 0), false);
+        assert_eq!(status(&built).await, StatusCode::OK);
+        live.replace([five, hourly]);
+        for _ in 0..2 {
+            let rejected = answer(&built, get("/")).await;
+            assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
+            let decision = rejected.extensions().get::<Decision>().expect("exposed");
+            assert_eq!(decision.source(), Source::FailedClosed);
+        }
+        for layer in [&free, &trial] {
+            assert_eq!(status(layer).await, StatusCode::OK);
+        }
+        live.replace(five);
+        assert_eq!(status(&built).await, StatusCode::OK);
+        assert_eq!(status(&free).await, StatusCode::OK, "of a supported plan");
+        live.replace([]);
+        assert_eq!(status(&built).await == StatusCode::OK, is_open);
     }
-    live.replace(five);
-    assert_eq!(answer(&built, get("/")).await.status(), StatusCode::OK);
-    // Charges that deny nothing still pass.
-    let (free, trial) = (layer(Cost::from_fn(|_| 0), false), layer(1.into(), true));
-    for layer in [&free, &trial] {
-        assert_eq!(answer(layer, get("/")).await.status(), StatusCode::OK);
-    }
-    live.replace([]);
-    assert_eq!(answer(&built, get("/")).await.status(), StatusCode::OK);
 }
 
 /// Each alternative is a call of its own, so a store that decides one charge at a time can do them. It has

@@ -1,6 +1,5 @@
 //! Stores inside the process: the local store and `governor`.
 
-mod capacity;
 mod concurrency;
 mod flood;
 mod flood_capacity;
@@ -9,5 +8,4 @@ mod lanes;
 mod max_debt;
 mod properties;
 mod refunds;
-mod stale_clock;
 mod table;

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*};
 use tower_sluice::{
-    Decision, Key, LocalStore, Quota, Store, StoreExt, rule::RuleName, store::Charge,
-    testing::FakeClock,
+    Decision, Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge, testing::FakeClock,
 };
 
 use crate::support::random::{nanos, quota, rows, time};
@@ -49,30 +48,6 @@ proptest! {
     }
 
     #[test]
-    fn a_retry_passes_after_exactly_retry_after_and_not_a_nanosecond_earlier(
-        quota in quota(),
-        steps in vec((time(), 1..33_u32), 1..60),
-    ) {
-        let clock = FakeClock::new();
-        let (store, key) = (clock.store(16), Key::from("somebody"));
-        for (time, cost) in steps {
-            clock.advance(nanos(time, &quota));
-            let decision = take(&store, &key, &quota, cost);
-            if decision.is_allowed() {
-                prop_assert_eq!(decision.retry_after(), Some(Duration::ZERO));
-            } else if let Some(wait) = decision.retry_after() {
-                let nanosecond = Duration::from_nanos(1);
-                clock.advance(wait - nanosecond);
-                prop_assert_eq!(take(&store, &key, &quota, cost).retry_after(), Some(nanosecond));
-                clock.advance(nanosecond);
-                prop_assert!(take(&store, &key, &quota, cost).is_allowed());
-            } else {
-                prop_assert!(cost > quota.limit());
-            }
-        }
-    }
-
-    #[test]
     fn a_denial_changes_nothing(
         quotas in vec(vec(quota(), 1..4), 2..4),
         before in vec((0..3_usize, time(), 1..6_u32), 0..30),
@@ -93,39 +68,6 @@ proptest! {
         if !store.take(&dear).now().is_allowed() {
             prop_assert_eq!(look(), seen);
             prop_assert_eq!(store.stats().active, active);
-        }
-    }
-
-    /// Compares with a store that never received my charge.
-    #[test]
-    fn undoing_a_charge_keeps_the_charges_of_others(
-        quota in quota(),
-        before in vec((time(), 1..4_u32), 0..10),
-        mine in 1..10_u32,
-        after in vec((time(), 1..4_u32), 0..10),
-    ) {
-        let (clock, key) = (FakeClock::new(), Key::from("somebody"));
-        let (store, without) = (clock.store(16), clock.store(16));
-        for (time, cost) in before {
-            clock.advance(nanos(time, &quota));
-            let _ = (take(&store, &key, &quota, cost), take(&without, &key, &quota, cost));
-        }
-        let taken = take(&store, &key, &quota, mine);
-        let mut others = 0;
-        for (time, cost) in after {
-            clock.advance(nanos(time, &quota));
-            if take(&store, &key, &quota, cost).is_allowed() {
-                prop_assert!(take(&without, &key, &quota, cost).is_allowed());
-                others += cost;
-            }
-        }
-        let debt = |store| take(store, &key, &quota, 0).outcomes()[0].reset_after();
-        let with_mine = debt(&store);
-        let charges = [Charge::new(RuleName::default(), &key, quota.as_ref()).with_cost(mine)];
-        store.undo(&charges, &taken, None);
-        prop_assert!((debt(&without)..=with_mine).contains(&debt(&store)));
-        if others == 0 {
-            prop_assert_eq!(debt(&store), debt(&without));
         }
     }
 

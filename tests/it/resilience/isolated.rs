@@ -20,7 +20,7 @@ use tower_sluice::{
     store::{Answer, BoxFuture, BreakerError, Charge, Context, FailureDomain, Op, Timeout},
 };
 
-use crate::support::any_error::{Any, AnyError};
+use crate::support::any_error::{AnyError, Wrapper};
 
 const LOST: &str = "on the lost server";
 const QUOTAS: [Quota; 1] = [Quota::per_day(100_000)];
@@ -30,6 +30,8 @@ const SHARDED: Source = Source::Other("sharded");
 const WELL: u8 = 0;
 const FAILING: u8 = 1;
 const HANGING: u8 = 2;
+/// Both servers fail.
+const DOWN: u8 = 3;
 
 /// A store of two servers. The first has the account of the key [`LOST`].
 #[derive(Clone, Debug)]
@@ -70,10 +72,10 @@ impl Store for Sharded {
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Answer<Self::Future> {
         let (servers, mood) = (self.failure_domains(op), self.mood.load(SeqCst));
         let needs = |at: usize| servers.contains(&self.servers[at]);
-        if needs(1) {
+        if needs(1) && mood != DOWN {
             self.servers[1].answered(Instant::now().into_std());
         }
-        if needs(0) && mood != WELL {
+        if needs(0) && mood != WELL || mood == DOWN {
             self.failures.fetch_add(1, SeqCst);
             return Answer::Later(Box::pin(async move {
                 if mood == HANGING {
@@ -98,27 +100,8 @@ impl Store for Sharded {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Wrapper {
-    Breaker,
-    Timeout,
-    Fallback,
-    Leases,
-    DenyCache,
-}
-
 const WRAPPERS: [Wrapper; 5] =
     [Wrapper::Breaker, Wrapper::Timeout, Wrapper::Fallback, Wrapper::Leases, Wrapper::DenyCache];
-
-fn wrap(store: Any, wrapper: Wrapper) -> Any {
-    match wrapper {
-        Wrapper::Breaker => AnyError(store.breaker()).boxed(),
-        Wrapper::Timeout => AnyError(store.timeout(Timeout::DEFAULT)).boxed(),
-        Wrapper::Fallback => AnyError(store.fallback(LocalStore::new(), 1)).boxed(),
-        Wrapper::Leases => AnyError(store.leases(5)).boxed(),
-        Wrapper::DenyCache => AnyError(store.deny_cache()).boxed(),
-    }
-}
 
 /// Returns all orders of the wrappers.
 fn orders(wrappers: &[Wrapper]) -> Vec<Vec<Wrapper>> {
@@ -178,6 +161,27 @@ async fn a_breaker_stops_only_the_calls_to_a_failed_server() {
     }
 }
 
+/// The servers fail at different instants, and a call of both has to wait for the later one.
+#[tokio::test(start_paused = true)]
+async fn a_call_of_several_failed_servers_waits_for_all() {
+    for order in [["here", LOST], [LOST, "here"]] {
+        let store = Sharded::new(DOWN);
+        let time = Duration::from_secs(10);
+        let breaker = store.clone().breaker().failures(1).open_for(time..=time);
+        for key in order {
+            assert!(matches!(take(&breaker, &[key]).await, Err(BreakerError::Store(_))));
+            advance(Duration::from_secs(2)).await;
+        }
+        let wait = async |keys: &[&str]| match take(&breaker, keys).await {
+            Err(BreakerError::Open { retry_after }) => retry_after,
+            answer => panic!("{answer:?}"),
+        };
+        let longest = wait(&["here"]).await.max(wait(&[LOST]).await);
+        assert_eq!(wait(&["here", LOST]).await, longest);
+        assert_eq!(wait(&[LOST, "here"]).await, longest);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_server_that_has_left_the_store_is_no_longer_open() {
     let store = Sharded::new(FAILING);
@@ -194,7 +198,8 @@ async fn a_lost_server_delays_no_key_of_other_servers_in_any_order_of_the_wrappe
     for order in orders(&WRAPPERS) {
         for mood in [FAILING, HANGING] {
             let inner = Sharded::new(mood);
-            let store = order.iter().copied().fold(AnyError(inner.clone()).boxed(), wrap);
+            let store =
+                order.iter().fold(AnyError(inner.clone()).boxed(), |store, one| one.wrap(store));
             for round in 0..12 {
                 for lost in [&[LOST][..], &["here", LOST]] {
                     let answer = take(&store, lost).await;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tower_sluice::{
-    Key, LocalStore, Quota, Store, StoreExt, decision::Source, rule::RuleName, store::Charge,
+    Key, LocalStore, Quota, StoreExt, decision::Source, rule::RuleName, store::Charge,
 };
 
 use crate::support::driven::AtOnce;
@@ -51,34 +51,4 @@ fn threads_take_exactly_the_available_units() {
         assert!(left <= 5_000 - passed, "{left} are left of 5000, and {passed} passed");
         assert!(round % 2 == 1 || here > 4_500, "{here} without asking");
     }
-}
-
-#[test]
-fn units_undone_concurrently_are_returned_once() {
-    let inner = LocalStore::with_capacity(1_000);
-    let holder = inner.clone().leases(10);
-    let (key, quotas) = (Key::from("hot"), [QUOTA]);
-    let charge = Charge::new(RuleName::default(), &key, &quotas);
-    let kept = AtomicU32::new(0);
-    thread::scope(|scope| {
-        for n in 0..THREADS {
-            let (holder, kept) = (&holder, &kept);
-            scope.spawn(move || {
-                for round in 0..500 {
-                    let decision = tokio_test::block_on(holder.take(&[charge]).into_future());
-                    let decision = decision.expect("infallible");
-                    assert!(decision.is_allowed());
-                    if decision.source() == Source::Leased && (round + n) % 2 == 0 {
-                        holder.undo(&[charge], &decision, None);
-                    } else {
-                        kept.fetch_add(1, Relaxed);
-                    }
-                }
-            });
-        }
-    });
-    drop(holder);
-    let look = inner.take(&[charge.with_cost(0)]).now();
-    let (kept, left) = (kept.into_inner(), look.outcomes()[0].remaining());
-    assert!(left <= 5_000 - kept, "{left} are left, and {kept} were kept");
 }

@@ -4,7 +4,6 @@ mod after_outage;
 mod breaker;
 mod deny_cache;
 mod deny_cache_model;
-mod deny_cache_threads;
 mod fallback;
 mod fallback_bound;
 mod hot_keys;

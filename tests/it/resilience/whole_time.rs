@@ -7,11 +7,14 @@ use std::time::Duration;
 use futures::future::join_all;
 use tokio::time::{Instant, sleep};
 use tower_sluice::{
-    Key, LocalStore, Quota, Store, StoreExt, rule::RuleName, store::Charge, testing::FakeClock,
+    Key, Quota, Store, StoreExt, rule::RuleName, store::Charge, testing::FakeClock,
 };
 
 use crate::support::{
-    any_error::{Any, AnyError},
+    any_error::{
+        AnyError, Wrapper,
+        Wrapper::{Breaker, DenyCache, FailClosed, FailOpen, Fallback, Leases, Timeout},
+    },
     driven::millis,
     shaky::{Mood, Shaky},
 };
@@ -19,34 +22,7 @@ use crate::support::{
 const BUDGET: Duration = Duration::from_millis(100);
 const HOURLY: Quota = Quota::per_hour(1_000);
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Wrapper {
-    Timeout,
-    Breaker,
-    DenyCache,
-    Leases,
-    Fallback,
-    FailOpen,
-    FailClosed,
-}
-
-use Wrapper::{Breaker, DenyCache, FailClosed, FailOpen, Fallback, Leases, Timeout};
-
 const RECOMMENDED: [Wrapper; 5] = [Timeout, Breaker, DenyCache, Leases, Fallback];
-
-/// Wraps a store, from the inside.
-fn wrap(store: Any, wrappers: &[Wrapper]) -> Any {
-    let any = |store: Any, wrapper: &Wrapper| match wrapper {
-        Timeout => AnyError(store.timeout(BUDGET)).boxed(),
-        Breaker => AnyError(store.breaker()).boxed(),
-        DenyCache => AnyError(store.deny_cache()).boxed(),
-        Leases => AnyError(store.leases(5)).boxed(),
-        Fallback => AnyError(store.fallback(LocalStore::new(), 1)).boxed(),
-        FailOpen => AnyError(store.fail_open()).boxed(),
-        FailClosed => AnyError(store.fail_closed()).boxed(),
-    };
-    wrappers.iter().fold(store, any)
-}
 
 /// Every pair of wrappers with a timeout inside, between and outside, and the recommended order.
 fn stacks() -> Vec<Vec<Wrapper>> {
@@ -70,7 +46,8 @@ async fn take<S: Store>(store: &S) -> Duration {
 /// first mood for 150 ms, and in the second from then on.
 async fn longest(wrappers: &[Wrapper], left: u32, moods: [Mood; 2]) -> Duration {
     let shaky = Shaky::new(FakeClock::new().store(64));
-    let store = wrap(AnyError(shaky.clone()).boxed(), wrappers);
+    let inner = AnyError(shaky.clone()).boxed();
+    let store = wrappers.iter().fold(inner, |store, one| one.wrap(store));
     for _ in 0..20 {
         assert_eq!(take(&store).await, Duration::ZERO);
     }

@@ -208,19 +208,6 @@ proptest! {
 }
 
 #[test]
-fn a_reset_frees_no_slot_of_a_later_request() {
-    let (limiter, two) = (Limiter::local(), Quota::concurrent(2));
-    let before = [(); 2].map(|()| limiter.take("alice", &two, 1).now());
-    drop(limiter.reset("alice", &two).now());
-    let after = [(); 2].map(|()| limiter.take("alice", &two, 1).now());
-    assert!(after.iter().all(Decision::is_allowed));
-    drop(before);
-    assert!(!limiter.take("alice", &two, 1).now().is_allowed(), "two still run since the reset");
-    drop(after);
-    assert!(limiter.take("alice", &two, 2).now().is_allowed());
-}
-
-#[test]
 fn a_full_table_of_slots_denies_new_keys_and_runs_nothing_uncounted() {
     let (limiter, two) =
         (Limiter::named("default", LocalStore::with_capacity(8)), Quota::concurrent(2));

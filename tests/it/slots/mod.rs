@@ -6,7 +6,6 @@ mod local;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod responses;
-mod stores;
 mod tables;
 mod waiting;
 mod wire;

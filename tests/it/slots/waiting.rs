@@ -2,33 +2,29 @@
 
 use std::{
     convert::Infallible,
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    task::Poll,
     time::Duration,
 };
 
-use futures::{future::join_all, poll};
 use http::{Request, Response, StatusCode};
-use tokio::{task::yield_now, time::timeout};
+use tokio::time::{sleep, timeout};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
     Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
     key::{Everyone, HeaderKey},
-    middleware::{Adjustment, Counters, HoldUntil},
-    rule::{LivePlan, RequestDeadline},
+    middleware::HoldUntil,
+    rule::LivePlan,
     store::CannotFail,
 };
 
 use crate::support::{
-    Gated, Strict, ask,
-    dice::Dice,
+    Gated, Strict,
     driven::{Counting, Time, begin, limiter, millis, secs, status},
-    get, header,
+    get,
     several_slots::{AnyStore, never_wait},
     shaky::{Mood, Shaky},
     with,
@@ -49,36 +45,6 @@ fn layer<S: Store<Error: CannotFail>>(quotas: &[Quota], store: S) -> Layered<S> 
 /// Takes slots of the key of `layer`, as a running request does.
 fn run(store: &LocalStore, quotas: &[Quota], cost: u32) -> Decision {
     limiter("api", store.clone()).take(Key::everyone(), quotas, cost).now()
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_ends_at_max_wait_or_at_the_deadline_of_the_request() {
-    let time = Time::default();
-    let (store, counters) = (time.store(), Counters::new());
-    let layer = layer(&[ONE, Quota::per_hour(10)], store.clone()).on_decision(counters.clone());
-    let mut service = layer.layer(Strict::default());
-    let running = run(&store, &[ONE], 1);
-    let mut long = begin(&mut service, get("/")).await;
-    let mut request = get("/");
-    request.extensions_mut().insert(RequestDeadline(millis(300)));
-    let mut short = begin(&mut service, request).await;
-    assert_pending!(long.poll());
-    assert_pending!(short.poll());
-    time.pass(millis(301)).await;
-    assert_pending!(long.poll());
-    assert_eq!(status(&mut short), DENIED);
-    // The last call finds the time for which no slot was freed.
-    time.pass(millis(1_695)).await;
-    assert_pending!(long.poll());
-    time.pass(millis(5)).await;
-    let denied = assert_ready_ok!(long.poll());
-    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "2"));
-    drop(running);
-    assert_eq!(store.stats().holding, 0, "nobody waits");
-    let left = run(&store, &[ONE, Quota::per_hour(10)], 0);
-    assert_eq!(left.outcomes()[1].remaining(), 10, "a wait charges no rate");
-    let counts = counters.snapshot();
-    assert_eq!((counts.allowed, counts.delayed, counts.denied), (0, 0, 2));
 }
 
 /// The time of the calls is a part of the wait. A timer is up to a millisecond late.
@@ -127,39 +93,16 @@ async fn a_slow_store_prolongs_no_wait_except_by_the_call_at_its_end() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn slots_and_rates_are_charged_together_after_the_wait() {
-    let time = Time::default();
-    let (store, counters) = (time.store(), Counters::new());
-    let quotas = [ONE, Quota::per_hour(2)];
-    let layer =
-        layer(&quotas, store.clone()).on_decision(counters.clone()).expose_charge(Adjustment::Keep);
-    let mut service = layer.layer(Strict::default());
-    let running = run(&store, &quotas, 1);
-    let mut waiting = Vec::new();
-    for _ in 0..2 {
-        waiting.push(begin(&mut service, get("/")).await);
-        assert_pending!(waiting.last_mut().expect("one").poll());
-    }
-    let left = || run(&store, &quotas, 0).outcomes()[1].remaining();
-    assert_eq!(left(), 1);
-    drop(running);
-    assert_eq!((status(&mut waiting[0]), left()), (OK, 0));
-    let denied = assert_ready_ok!(waiting[1].poll());
-    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "1800"));
-    let at_once = ask(&mut service, get("/")).await;
-    assert_eq!(at_once.status(), DENIED, "an exhausted rate is not worth a wait for a slot");
-    assert_eq!(store.stats().holding, 0);
-    let counts = counters.snapshot();
-    assert_eq!((counts.allowed, counts.delayed, counts.denied), (1, 1, 2));
-}
-
-/// Returns a store of each kind, by the wrapper that makes it.
-fn stores() -> Vec<(&'static str, AnyStore)> {
+/// Returns a store of each kind, by the wrapper that makes it. The inner stores may answer later.
+fn stores(is_late: bool) -> Vec<(&'static str, AnyStore)> {
     let local = || Time::default().store();
-    let shaky = || Shaky::new(local());
-    let failing = shaky();
-    failing.set_mood(Mood::Failing);
+    let in_mood = |now, later| {
+        let shaky = Shaky::new(local());
+        shaky.set_mood(if is_late { later } else { now });
+        shaky
+    };
+    let shaky = || in_mood(Mood::Well, Mood::Late(millis(1)));
+    let failing = in_mood(Mood::Failing, Mood::FailingLate(millis(1)));
     vec![
         ("local", local().boxed()),
         ("later", Gated::open(local()).boxed()),
@@ -169,8 +112,8 @@ fn stores() -> Vec<(&'static str, AnyStore)> {
         ("fallback in an outage", failing.fallback(local(), 1).boxed()),
         ("timeout", shaky().timeout(secs(1)).fail_closed().boxed()),
         ("breaker", shaky().breaker().fail_closed().boxed()),
-        ("deny_cache", local().deny_cache().boxed()),
-        ("leases", local().leases(5).boxed()),
+        ("deny_cache", shaky().deny_cache().fail_closed().boxed()),
+        ("leases", shaky().leases(5).fail_closed().boxed()),
         (
             "all",
             shaky().timeout(secs(1)).breaker().deny_cache().leases(5).fallback(local(), 1).boxed(),
@@ -180,8 +123,25 @@ fn stores() -> Vec<(&'static str, AnyStore)> {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_for_several_slots_waits_on_no_store() {
-    for (name, store) in stores() {
+    for (name, store) in stores(false) {
         never_wait(name, store).await;
+    }
+}
+
+/// Each wrapper passes the waiter on, and the slot.
+#[tokio::test(start_paused = true)]
+async fn a_request_for_one_slot_waits_on_each_store() {
+    for (name, store) in [false, true].into_iter().flat_map(stores) {
+        let running = limiter("api", store.clone()).take(Key::everyone(), &ONE, 1).await;
+        let mut service = layer(&[ONE], store).layer(Strict::default());
+        let mut waiting = begin(&mut service, get("/")).await;
+        for _ in 0..9 {
+            assert_pending!(waiting.poll(), "{name}");
+            sleep(millis(9)).await;
+        }
+        drop(running);
+        let response = timeout(millis(9), waiting).await.expect("it is woken");
+        assert_eq!(response.expect("infallible").status(), OK, "{name}");
     }
 }
 
@@ -193,7 +153,7 @@ fn several_slots_are_tested_on_each_wrapper() {
     let wrappers: Vec<_> = rows.filter_map(|row| row.split('`').next()).collect();
     assert!(wrappers.len() >= 7, "{wrappers:?}");
     for wrapper in wrappers {
-        assert!(stores().iter().any(|(name, _)| *name == wrapper), "{wrapper}");
+        assert!(stores(false).iter().any(|(name, _)| *name == wrapper), "{wrapper}");
     }
 }
 
@@ -225,47 +185,6 @@ async fn a_new_request_brings_a_raised_limit_to_those_that_wait() {
             assert_eq!((status(&mut first), status(&mut second)), (OK, OK));
         }
     }
-}
-
-/// Requests wait, leave at any instant, and run.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn acquisitions_that_may_wait_leave_every_count_at_zero() {
-    const TASKS: u64 = 40;
-    const LIMIT: u32 = 3;
-    let (store, running) = (LocalStore::new(), Arc::new([const { AtomicUsize::new(0) }; 4]));
-    let tasks = (0..TASKS).map(|seed| {
-        let (limiter, running) = (Limiter::named("default", store.clone()), running.clone());
-        tokio::spawn(async move {
-            let mut random = Dice(seed);
-            let quotas = [Quota::concurrent(LIMIT), Quota::per_second(1_000_000_000)];
-            for _ in 0..200_000 / TASKS {
-                let (key, cost) = (random.index(4), 1 + random.index(2));
-                let units = u32::try_from(cost).expect("small");
-                let quotas = &quotas[..1 + random.index(2)];
-                let mut waits = pin!(limiter.until_ready(key as u64, quotas, units));
-                for _ in 0..random.index(5) {
-                    let Poll::Ready(ready) = poll!(waits.as_mut()) else {
-                        yield_now().await;
-                        continue;
-                    };
-                    // A call for two slots does not wait.
-                    let Ok(decision) = ready else { break };
-                    let now = running[key].fetch_add(cost, SeqCst) + cost;
-                    assert!(now <= 3, "{now} slots held");
-                    if random.index(2) == 0 {
-                        yield_now().await;
-                    }
-                    running[key].fetch_sub(cost, SeqCst);
-                    drop(decision);
-                    break;
-                }
-            }
-        })
-    });
-    for task in join_all(tasks).await {
-        task.expect("no panic");
-    }
-    assert_eq!((store.stats().holding, store.stats().held), (0, 0));
 }
 
 /// A key is blocked while a call waits for its slot, and the block ends while the call sleeps.

@@ -35,7 +35,6 @@ pub(super) struct Allowances {
 }
 
 /// The units of each account that one lease may hold, released on drop.
-#[derive(Debug)]
 pub(super) struct Allowance {
     allowances: Arc<Allowances>,
     /// The tag of each account, and its units.

@@ -9,7 +9,7 @@ use crate::{decision::Decision, store::Charge};
 const HOT: u32 = 4;
 
 /// Recent calls with the same keys, which share a lease.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct HotCall {
     pub(super) lease: Option<Box<Lease>>,
     /// The latest borrow operation.
@@ -23,7 +23,7 @@ pub(super) struct HotCall {
 }
 
 /// A borrow operation of a call, for which others wait.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct BorrowOperation {
     pub(super) start: Instant,
     /// Closed when the operation ends.

@@ -15,7 +15,6 @@ use crate::{
 const SAFETY_MARGIN: u64 = 4;
 
 /// A lease. Instants are nanoseconds since the table was created.
-#[derive(Debug)]
 pub(super) struct Lease {
     /// The tags of the accounts.
     pub(super) tags: SmallVec<[u64; 2]>,
@@ -152,7 +151,7 @@ pub(super) fn earliest(instant: u64) -> u64 {
 }
 
 /// The balance of one quota: borrowed units that are not used yet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) struct Balance {
     /// The units that are not used. In a window, they do not expire before its end.
     units: u32,

@@ -1,7 +1,5 @@
 //! Locked accounts whose whole state is one instant.
 
-use std::array;
-
 use super::{Set, Table};
 use crate::store::sync::{MutexGuard, WAYS};
 
@@ -9,14 +7,9 @@ use crate::store::sync::{MutexGuard, WAYS};
 pub(crate) struct LockedInstants<'a, const N: usize> {
     /// The locked sets. Accounts of one set have the lock of the first of them.
     sets: [Option<MutexGuard<'a, Set>>; N],
-    positions: [InstantPosition; N],
-}
-
-#[derive(Clone, Copy)]
-struct InstantPosition {
-    /// The index in [`LockedInstants::sets`].
-    lock: usize,
-    entry: usize,
+    /// The index of each account's set, and that of its entry in the set.
+    locks: [usize; N],
+    entries: [usize; N],
 }
 
 impl Table {
@@ -38,10 +31,10 @@ impl Table {
         }
         order.sort_unstable_by_key(|at| indexes[*at]);
         let mut sets = [const { None }; N];
-        let mut lock = [0; N];
+        let mut locks = [0; N];
         for (n, at) in order.into_iter().enumerate() {
             let is_locked = n > 0 && indexes[order[n - 1]] == indexes[at];
-            lock[at] = if is_locked { lock[order[n - 1]] } else { at };
+            locks[at] = if is_locked { locks[order[n - 1]] } else { at };
             if !is_locked {
                 sets[at] = Some(self.sets[indexes[at]].0.lock());
             }
@@ -50,7 +43,7 @@ impl Table {
         let mut states = [0; N];
         let mut are_known = true;
         for at in 0..N {
-            let set: &mut MutexGuard<'_, Set> = sets[lock[at]].as_mut()?;
+            let set: &mut MutexGuard<'_, Set> = sets[locks[at]].as_mut()?;
             match set.find(ids[at]) {
                 Some(entry) => (entries[at], states[at]) = (entry, *set.instant(entry)?),
                 None => are_known = false,
@@ -58,19 +51,20 @@ impl Table {
         }
         if !are_known {
             for at in 0..N {
-                let set = sets[lock[at]].as_mut()?;
+                let set = sets[locks[at]].as_mut()?;
                 if entries[at] == WAYS {
                     entries[at] = set.claim_without_debt(ids[at], now, |entry| {
-                        (0..N).any(|n| lock[n] == lock[at] && entries[n] == entry)
+                        (0..N).any(|n| locks[n] == locks[at] && entries[n] == entry)
                     })?;
                 }
             }
         }
-        let positions = array::from_fn(|at| InstantPosition {
-            lock: lock[at],
-            entry: entries[at],
-        });
-        Some((states, LockedInstants { sets, positions }))
+        let locked = LockedInstants {
+            sets,
+            locks,
+            entries,
+        };
+        Some((states, locked))
     }
 }
 
@@ -78,9 +72,9 @@ impl<const N: usize> LockedInstants<'_, N> {
     /// Replaces the states, and unlocks the accounts.
     #[inline(always)]
     pub(crate) fn store(mut self, states: [u64; N]) {
-        for (position, state) in self.positions.into_iter().zip(states) {
-            if let Some(set) = &mut self.sets[position.lock] {
-                set.expires_at[position.entry % WAYS] = state;
+        for (at, state) in states.into_iter().enumerate() {
+            if let Some(set) = &mut self.sets[self.locks[at]] {
+                set.expires_at[self.entries[at] % WAYS] = state;
             }
         }
     }

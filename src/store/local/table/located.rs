@@ -7,7 +7,7 @@ use super::{
 use crate::{name::RuleName, quota::QuotaAddress};
 
 /// An account of a decision: its address, and its position in the table.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Located {
     pub(crate) id: u64,
     pub(crate) rule: RuleName,
@@ -20,7 +20,7 @@ pub(crate) struct Located {
     pub(super) position: Position,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Position {
     Entry(usize),
     /// A free entry, for a key without an account. A new account starts with the debt of the shared
@@ -33,27 +33,27 @@ pub(super) enum Position {
 }
 
 impl Located {
-    /// Creates an account whose position is not known yet. [`Table::lock`](super::Table::lock) finds it.
+    /// Creates an account that is elsewhere, or whose position [`Table::lock`](super::Table::lock) finds.
     #[inline]
-    pub(crate) fn new(id: u64, rule: RuleName, quota_index: usize, address: QuotaAddress) -> Self {
+    pub(crate) fn new(
+        id: u64,
+        rule: RuleName,
+        quota_index: usize,
+        address: QuotaAddress,
+        is_elsewhere: bool,
+    ) -> Self {
         Self {
             id,
             rule,
             quota_index,
             address,
-            set: 0,
-            lock: 0,
-            position: Position::Shared,
-        }
-    }
-
-    /// Moves the account out of the table, because it counts held slots.
-    #[inline]
-    pub(crate) fn elsewhere(self) -> Self {
-        Self {
             set: NO_SET,
-            position: Position::Elsewhere,
-            ..self
+            lock: 0,
+            position: if is_elsewhere {
+                Position::Elsewhere
+            } else {
+                Position::Shared
+            },
         }
     }
 

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// A set and its lock, in as few cache lines as possible. They are loaded in pairs.
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[repr(align(128))]
 pub(super) struct Aligned(pub(super) Mutex<Set>);
 
@@ -16,7 +16,7 @@ pub(super) struct Aligned(pub(super) Mutex<Set>);
 /// For a plain GCRA quota, that instant is the whole state. Other states are kept beside the entries.
 ///
 /// The fields are in the order in which a lookup needs them, so that it reads few cache lines.
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[repr(C)]
 pub(crate) struct Set {
     /// The states of accounts that need more than one instant, allocated on first use.

@@ -11,7 +11,7 @@ pub(super) const SET_GROUPS: usize = 2_048;
 const SHARED_QUOTAS: usize = 32;
 
 /// A rule in a group of sets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct SetGroup {
     pub(super) rule: RuleName,
     /// The number of the group.
@@ -21,10 +21,9 @@ pub(super) struct SetGroup {
 pub(super) type SharedTable = HashMap<SetGroup, SharedAccounts>;
 
 /// The shared accounts of a rule in a group of sets, at most one for each address of a quota.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct SharedAccounts(Vec<Shared>);
 
-#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) address: QuotaAddress,
     pub(super) expires_at: u64,

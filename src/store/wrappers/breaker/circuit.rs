@@ -123,31 +123,30 @@ impl FailureDomain {
         self.0.circuit.lock().answered >= Some(start)
     }
 
-    /// Permits a call, or returns the time until a call is permitted.
-    pub(super) fn acquire(&self, config: &BreakerConfig) -> Result<Permit, Duration> {
-        let mut circuit = self.0.circuit.lock();
-        let until = match circuit.state {
-            CircuitState::Closed => return Ok(self.permit(circuit.epoch)),
-            // If the probe fails, the circuit is open for at least half of the shortest time.
-            CircuitState::Probing => return Err(config.min_open / 2),
-            CircuitState::Open { until } => until,
-        };
-        let left = until.saturating_duration_since(Instant::now());
-        if !left.is_zero() {
-            return Err(left);
-        }
-        circuit.set(CircuitState::Probing);
-        let permit = self.permit(circuit.epoch);
-        drop(circuit);
-        self.report(PROBING);
-        Ok(permit)
+    /// Returns the time until a call is permitted, if none is now.
+    pub(super) fn wait(&self, config: &BreakerConfig) -> Option<Duration> {
+        self.0.circuit.lock().wait(config)
     }
 
-    fn permit(&self, epoch: u64) -> Permit {
-        Permit {
-            domain: self.clone(),
-            epoch,
+    /// Permits a call, unless calls have to wait.
+    pub(super) fn acquire(&self, config: &BreakerConfig) -> Option<Permit> {
+        let mut circuit = self.0.circuit.lock();
+        if circuit.wait(config).is_some() {
+            return None;
         }
+        let is_probe = circuit.state != CircuitState::Closed;
+        if is_probe {
+            circuit.set(CircuitState::Probing);
+        }
+        let permit = Permit {
+            domain: self.clone(),
+            epoch: circuit.epoch,
+        };
+        drop(circuit);
+        if is_probe {
+            self.report(PROBING);
+        }
+        Some(permit)
     }
 
     fn close(&self, mut circuit: MutexGuard<'_, Circuit>, what: &str) {
@@ -197,6 +196,18 @@ impl PartialEq for FailureDomain {
 }
 
 impl Circuit {
+    fn wait(&self, config: &BreakerConfig) -> Option<Duration> {
+        match self.state {
+            CircuitState::Closed => None,
+            // If the probe fails, the circuit is open for at least half of the shortest time.
+            CircuitState::Probing => Some(config.min_open / 2),
+            CircuitState::Open { until } => {
+                let left = until.saturating_duration_since(Instant::now());
+                Some(left).filter(|left| !left.is_zero())
+            }
+        }
+    }
+
     fn set(&mut self, state: CircuitState) {
         self.state = state;
         self.epoch += 1;

@@ -18,7 +18,7 @@ use tower::BoxError;
 
 use super::forward;
 use crate::{
-    decision::{Cause, Decision},
+    decision::Decision,
     store::{Answer, BoxFuture, Charge, Context, Health, Op, Status, Store},
 };
 
@@ -148,15 +148,18 @@ impl<S> Breaker<S> {
 }
 
 impl<S: Store> Breaker<S> {
-    /// Permits a call of each server, or returns the time until one of those that have failed may be called.
+    /// Permits a call of each server, or returns the time until all of them may be called.
     fn acquire(&self, op: Op<'_>) -> Result<SmallVec<[Permit; 1]>, Duration> {
         let servers = self.inner.failure_domains(op);
         let whole = slice::from_ref(&self.whole);
         let servers = if servers.is_empty() { whole } else { &servers };
-        servers
-            .iter()
-            .map(|server| server.acquire(&self.config))
-            .collect()
+        let permits = servers.iter().map(|server| server.acquire(&self.config));
+        permits.collect::<Option<_>>().ok_or_else(|| {
+            let waits = servers
+                .iter()
+                .filter_map(|server| server.wait(&self.config));
+            waits.max().unwrap_or_default()
+        })
     }
 }
 
@@ -167,9 +170,10 @@ fn record<E>(
     config: &BreakerConfig,
     start: time::Instant,
 ) {
-    // The server did not fail, and did not answer.
-    if let Ok(decision) = answer
-        && decision.cause() == Cause::Busy
+    // No server was called, or none has failed and none has answered.
+    if answer
+        .as_ref()
+        .is_ok_and(|decision| !decision.cause().is_answer())
     {
         return;
     }
@@ -197,7 +201,6 @@ where
         let start = Instant::now().into_std();
         match self.inner.call(op, context) {
             // No server was called, so nothing is recorded.
-            Answer::Now(Ok(decision)) if !decision.cause().is_answer() => Answer::Now(Ok(decision)),
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
             answer => answer.then(move |answer| {
                 record(permits, &answer, &config, start);

@@ -1,20 +1,15 @@
 //! Decides with a local store, which mirrors the decisions of the inner store.
 
-use std::{
-    convert::Infallible,
-    hash::{DefaultHasher, Hash, Hasher},
-    sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-use super::{Failure, Policy, Substitute};
+use super::Policy;
 use crate::{
     decision::{Cause, Decision, Hold, Outcome, Slot, Source},
     quota::Quota,
     store::{
-        BoxFuture, Charge, Context, Health, Instances, Never, Op, Store, Unsupported,
+        BoxFuture, Charge, ChargedQuota, Context, Health, Instances, Never, Op, Store, Unsupported,
         context::Followed,
     },
 };
@@ -87,32 +82,27 @@ where
         + 'static,
 {
     const NAME: &'static str = "fallback";
-    const EFFECT: &'static str = "decisions are made in this process";
     const SOURCE: Source = Source::Fallback;
 
-    fn decide(&self, op: Op<'_>, context: &Context<'_>, _: Failure) -> Substitute {
-        let mut decision = self.call(op, context);
+    fn decide(&self, op: Op<'_>, context: &Context<'_>, _: bool) -> Decision {
+        let decision = self.call(op, context);
         // The local store had no room for a block.
         let is_full = decision.cause() == Cause::Full && matches!(op, Op::Block(..));
-        if !is_full {
-            decision = decision.with_source(Self::SOURCE);
-        }
-        Substitute {
-            decision,
-            effect: Self::EFFECT,
+        if is_full {
+            decision
+        } else {
+            decision.with_source(Self::SOURCE)
         }
     }
 
     fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
-        let is_known = decision.cause() == Cause::Known;
-        // The accounts did not change by a denial that is repeated.
-        if is_known && !decision.is_allowed() {
+        // The accounts did not change by a denial without a call, and no key was blocked by a denied block.
+        let is_call = decision.cause().is_answer();
+        if !decision.is_allowed() && (!is_call || matches!(op, Op::Block(..))) {
             return decision;
         }
         match op {
             Op::Peek(_) => return decision,
-            // The shared store did not block the key.
-            Op::Block(..) if !decision.is_allowed() => return decision,
             Op::Take(charges) => self.mirror_rates(charges, &decision, 0),
             Op::Adjust(_, units) => {
                 self.mirror_rates(op.charges(), &decision, units.min(0).unsigned_abs());
@@ -121,12 +111,7 @@ where
                 drop(self.call(op, &Context::default()));
             }
         }
-        // Leased units hold no slots.
-        if is_known {
-            decision
-        } else {
-            self.mirror_slots(op.charges(), decision)
-        }
+        self.mirror_slots(op.charges(), decision)
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -153,9 +138,6 @@ where
 {
     /// Calls the local store instead of the inner store.
     fn call(&self, op: Op<'_>, context: &Context<'_>) -> Decision {
-        if let Op::Take([]) | Op::Peek([]) = op {
-            return Decision::allow();
-        }
         let mut decision = self.with_shares(op.charges(), |shares| {
             self.store.call(op.on(shares), context).now()
         });
@@ -193,7 +175,10 @@ where
                 instances,
                 refunded,
             };
-            let context = Context::following(&followed);
+            let context = Context {
+                followed: Some(&followed),
+                ..Context::default()
+            };
             // The context has the units. The cost 0 marks a charge that was not made here.
             self.with_shares(&[charge.with_cost(0)], |shares| {
                 let _ = self.store.call(Op::Adjust(&shares[0], 0), &context).now();
@@ -207,17 +192,19 @@ where
         if !decision.is_allowed() || decision.slot.is_none() {
             return decision;
         }
-        for charge in charges {
-            if charge.cost == 0 || !decision.charged(charge.rule) {
-                continue;
-            }
-            for (index, quota) in charge.charged_quotas() {
-                if quota.is_concurrent()
-                    && let Some(slot) = self.hold_slots(charge.with_quota_index(index))
-                {
-                    let hold = Hold::on_free(move || drop(slot));
-                    decision.hold(hold.until_head(quota.sheds()));
-                }
+        for ChargedQuota {
+            charge,
+            index,
+            quota,
+        } in Charge::all_quotas(charges)
+        {
+            if quota.is_concurrent()
+                && charge.cost > 0
+                && decision.charged(charge.rule)
+                && let Some(slot) = self.hold_slots(charge.with_quota_index(index))
+            {
+                let hold = Hold::on_free(move || drop(slot));
+                decision.hold(hold.until_head(quota.sheds()));
             }
         }
         decision
@@ -225,7 +212,10 @@ where
 
     /// Holds the slots of a charge in the local store.
     fn hold_slots(&self, charge: Charge<'_>) -> Option<Slot> {
-        let context = Context::default().with_held_slots();
+        let context = Context {
+            holds_slots: true,
+            ..Context::default()
+        };
         let mut mirrored = self.store.call(Op::Take(&[charge]), &context).now();
         mirrored.take_slot()
     }
@@ -254,11 +244,7 @@ where
         let mut quotas = SmallVec::<[Quota; 8]>::new();
         let part = self.instances.part();
         for charge in charges {
-            let part = part.for_key(|| {
-                let mut hasher = DefaultHasher::new();
-                charge.key.hash(&mut hasher);
-                hasher.finish()
-            });
+            let part = part.for_key(charge.key);
             quotas.extend(charge.quotas.iter().map(|quota| quota.for_process(part)));
         }
         let mut rest = quotas.as_slice();

@@ -22,7 +22,7 @@ use tower::BoxError;
 
 use super::forward;
 use crate::{
-    decision::{Cause, Decision, Outcome, Source},
+    decision::{Decision, Outcome, Source},
     log::{LogLimit, info, warn},
     store::{
         Answer, BoxFuture, Charge, Context, Health, Op, OwnedOp, Status, Store, Unsupported,
@@ -62,13 +62,11 @@ pub struct Fallback<S, P> {
 trait Policy: Send + Sync + 'static {
     /// The name of the store in health reports.
     const NAME: &'static str;
-    /// The handling of requests during an outage.
-    const EFFECT: &'static str;
     /// The source of the decisions.
     const SOURCE: Source;
 
-    /// Decides instead of the inner store.
-    fn decide(&self, op: Op<'_>, context: &Context<'_>, failure: Failure) -> Substitute;
+    /// Decides instead of the inner store, which may support the charges or not.
+    fn decide(&self, op: Op<'_>, context: &Context<'_>, is_supported: bool) -> Decision;
 
     /// Applies a decision of the inner store.
     fn mirror(&self, _: Op<'_>, decision: Decision) -> Decision {
@@ -94,19 +92,15 @@ trait Policy: Send + Sync + 'static {
     }
 }
 
-/// Why the inner store did not decide.
-#[derive(Clone, Copy, PartialEq)]
-enum Failure {
-    Outage,
-    /// The store does not support the charges.
-    Unsupported,
-}
-
-/// The decision of a policy.
-struct Substitute {
-    decision: Decision,
-    /// The handling of the request, for the log.
-    effect: &'static str,
+/// Returns the handling of requests by the policy whose decisions have this source.
+fn effect(source: Source) -> &'static str {
+    match source {
+        Source::FailedOpen => "requests are allowed without a limit",
+        Source::FailedClosed => {
+            "report-only requests and those of cost 0 are allowed, and others are rejected with 503"
+        }
+        _ => "decisions are made in this process",
+    }
 }
 
 impl<S, P> Fallback<S, P> {
@@ -138,9 +132,6 @@ fn finish<S: Store, P: Policy>(
     let is_take = matches!(op, Op::Take(_));
     let error = match answer {
         Ok(decision) => {
-            if decision.cause() == Cause::Busy {
-                return decision;
-            }
             // A decision without a call does not show that the inner store works.
             if is_take && decision.cause().is_answer() {
                 outages.record_success(epoch, || !inner.failure_domains(op).is_empty());
@@ -149,13 +140,10 @@ fn finish<S: Store, P: Policy>(
         }
         Err(error) => error,
     };
-    let failure = match inner.supports(op.charges()) {
-        Ok(()) => Failure::Outage,
-        Err(_) => Failure::Unsupported,
-    };
-    let Substitute { decision, effect } = fallback.policy.decide(op, context, failure);
+    let is_supported = inner.supports(op.charges()).is_ok();
+    let decision = fallback.policy.decide(op, context, is_supported);
     if is_take {
-        outages.record_failure(epoch, effect, error);
+        outages.record_failure(epoch, effect(decision.source()), error);
     }
     decision
 }
@@ -211,17 +199,17 @@ where
         Box::pin(async move {
             let inner = inner.await;
             // The health of the inner store is newer than its last call, which counts only if it is unknown.
-            let (status, detail) = match inner.status {
-                _ if !inner.is_healthy() => (Status::Failing, P::EFFECT),
-                Status::Unknown if failing => (Status::Failing, P::EFFECT),
-                _ if failing => (Status::Healthy, "failed on the last call"),
-                _ => (Status::Healthy, ""),
+            let decides = !inner.is_healthy() || failing && inner.status == Status::Unknown;
+            let mut health = match failing {
+                _ if decides => Health::failing(P::NAME, effect(P::SOURCE)),
+                true => Health::healthy(P::NAME, "failed on the last call"),
+                false => Health::healthy(P::NAME, ""),
             };
-            let health = Health::new(P::NAME, status, detail).around(inner);
-            match local {
-                Some(local) => health.around(local.await),
-                None => health,
+            health.inner.push(inner);
+            if let Some(local) = local {
+                health.inner.push(local.await);
             }
+            health
         })
     }
 }
@@ -253,8 +241,9 @@ pub struct FailOpen(pub(crate) ());
 /// an outage of the store is an outage of the service. The [source](Decision::source) of a decision
 /// during an outage is [`Source::FailedClosed`].
 ///
-/// During an outage, a request is allowed without a charge if each of its rules is
-/// [report-only](crate::Rule::report_only) or has cost 0. The decision reports the
+/// A request is allowed without a charge if each of its rules is
+/// [report-only](crate::Rule::report_only) or has cost 0, also if the inner store does not
+/// [support](crate::Store::supports) its charges. The decision reports the
 /// [denial](Decision::would_deny) by a report-only rule.
 #[derive(Clone, Copy, Debug)]
 pub struct FailClosed {
@@ -289,52 +278,40 @@ impl<S> Fallback<S, FailClosed> {
 
 impl Policy for FailOpen {
     const NAME: &'static str = "fail_open";
-    const EFFECT: &'static str = "requests are allowed without a limit";
     const SOURCE: Source = Source::FailedOpen;
 
-    fn decide(&self, op: Op<'_>, context: &Context<'_>, failure: Failure) -> Substitute {
+    fn decide(&self, op: Op<'_>, context: &Context<'_>, is_supported: bool) -> Decision {
         if let Op::Take(charges) | Op::Peek(charges) = op
-            && failure == Failure::Unsupported
+            && !is_supported
             && charges
                 .iter()
                 .any(|charge| charge.may_deny() && !charge.quotas.is_empty())
         {
-            return FailClosed::POLICY.decide(op, context, failure);
+            return FailClosed::POLICY.decide(op, context, is_supported);
         }
-        Substitute {
-            decision: Decision::allow().with_source(Self::SOURCE),
-            effect: Self::EFFECT,
-        }
+        Decision::allow().with_source(Self::SOURCE)
     }
 }
 
 impl Policy for FailClosed {
     const NAME: &'static str = "fail_closed";
-    const EFFECT: &'static str = "requests are rejected with 503";
     const SOURCE: Source = Source::FailedClosed;
 
-    fn decide(&self, op: Op<'_>, _: &Context<'_>, failure: Failure) -> Substitute {
+    fn decide(&self, op: Op<'_>, _: &Context<'_>, _: bool) -> Decision {
         let decides = matches!(op, Op::Take(_) | Op::Peek(_));
-        let reads_pass = decides && failure == Failure::Outage;
+        let charges = op.charges().iter();
+        let unmade = charges.filter(|charge| charge.cost > 0 || !decides);
         let mut decision = Decision::allow();
-        let mut effect = Self::EFFECT;
-        let unmade = op
-            .charges()
-            .iter()
-            .filter(|charge| charge.cost > 0 || !reads_pass);
         // A charge that denies comes before those that only report.
         if let Some(charge) = unmade.min_by_key(|charge| charge.report_only) {
             let report_only = decides && charge.report_only;
-            if report_only {
-                effect = "requests are allowed, because their rules are report-only";
-            } else {
+            if !report_only {
                 decision = Decision::deny();
             }
             let outcome = Outcome::unknown(charge.rule, 0, Some(self.retry_after));
             decision = decision.with_outcome(outcome.with_report_only(report_only));
         }
-        let decision = decision.with_source(Self::SOURCE);
-        Substitute { decision, effect }
+        decision.with_source(Self::SOURCE)
     }
 }
 
