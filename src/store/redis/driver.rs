@@ -293,13 +293,6 @@ impl CallQueueState {
     }
 }
 
-/// Returns `true` for an error of a batch whose requests may be allowed one by one. The server has
-/// rejected the whole batch and charged nothing. If it has no memory, denials still need none. While a
-/// hash slot moves, an account may be on either server.
-fn rejects_batches(kind: RedisErrorKind) -> bool {
-    matches!(kind, RedisErrorKind::Memory | RedisErrorKind::Cluster)
-}
-
 /// Returns `true` if a call that started at this instant still delays others.
 fn is_recent(started: &Instant, now: Instant) -> bool {
     now < *started + INTERVAL
@@ -329,7 +322,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let answered = self.wait_for_call(queue, request).await;
         let Answered { reply, is_shared } = answered.inspect_err(RedisError::count)?;
         match reply {
-            Err(error) if is_shared && rejects_batches(error.kind()) => {
+            Err(error) if is_shared && error.kind().rejects_batches() => {
                 Box::pin(self.execute(request, ScriptOp::Take)).await
             }
             reply if is_shared => reply.inspect_err(RedisError::count),

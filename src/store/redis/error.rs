@@ -72,6 +72,13 @@ impl RedisErrorKind {
             Self::Disconnected | Self::Timeout | Self::Busy | Self::Cluster
         )
     }
+
+    /// Returns `true` for an error of a batch whose requests may be allowed one by one. The server has
+    /// rejected the whole batch and charged nothing. If it has no memory, denials still need none. While
+    /// a hash slot moves, an account may be on either server.
+    pub(super) fn rejects_batches(self) -> bool {
+        matches!(self, Self::Memory | Self::Cluster)
+    }
 }
 
 impl RedisError {
