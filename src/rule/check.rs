@@ -234,7 +234,7 @@ impl<'a> CheckedCharges<'a> {
         store.register(&self.fixed).map_err(RuleError::Unsupported)
     }
 
-    /// Adds the charge of a rule. It may continue the choice of the rule before.
+    /// Adds the charge of a rule. It may continue the choice of the rule whose charge was added before.
     fn add(&mut self, info: &RuleInfo<'_>, charge: Charge<'a>, before: Option<&RuleInfo<'_>>) {
         let at = self.charges.len();
         self.charges.push(charge);
@@ -272,8 +272,8 @@ fn checked_charges<'a>(
             let charge = charge_of(info, quotas, key);
             check_wait(info, &charge)?;
             checked.add(info, charge, before);
+            before = Some(info);
         }
-        before = Some(info);
     }
     Ok(checked)
 }

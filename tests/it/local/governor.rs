@@ -169,3 +169,16 @@ async fn an_alternative_may_be_chosen_per_request() {
         assert_eq!(answer(&layer, get("/")).await.status(), expected);
     }
 }
+
+/// Two choices are two charges of a request, although nothing is known of the first rule of the second one.
+#[test]
+fn two_choices_are_an_error_when_the_layer_is_built() {
+    const ONE: Quota = Quota::per_hour(1);
+    let rule = |name: &str, plan: Plan| Rule::new(name, Everyone, plan);
+    let chosen = Plan::from_fn(|_, _| ONE.into());
+    let first = rule("user", ONE.into()).or(rule("credits", ONE.into()));
+    let second = rule("site", chosen).or(rule("spare", ONE.into()));
+    let store = reporting(ONE, FakeRelativeClock::default()).fail_closed();
+    let error = RateLimitLayer::try_rules((first, second), store).err().expect("one charge");
+    assert!(error.to_string().contains("one charge under one quota"), "{error}");
+}
