@@ -352,7 +352,8 @@ impl Decision {
     /// Returns the shortest wait until an identical request would be allowed, to report to a denied
     /// client.
     ///
-    /// The wait is zero if the request was allowed. Returns `None` if waiting does not help. If a quota
+    /// The wait is zero if the request was allowed. Returns `None` if waiting does not help, or if the
+    /// store did not tell a wait. If a quota
     /// can only [estimate](Outcome::is_estimated) its wait, this may be an estimate. The
     /// [module](self#waits) compares the waits.
     ///
@@ -426,6 +427,7 @@ impl Decision {
     pub(crate) fn into_denied(mut self) -> Self {
         let wait = std::mem::take(&mut self.wait);
         self.allowed = false;
+        self.overage = false;
         self.slot = None;
         let deciding = self
             .outcomes

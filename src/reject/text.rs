@@ -227,14 +227,17 @@ fn limited(left: &str, seconds: u64) -> String {
     format!("Quota exhausted{left}; retry in {seconds} s.")
 }
 
-/// Returns the numbers of the decisive quota, if its unit is in no header field.
+/// Returns the numbers of the decisive quota, if its unit is in no list of header fields and the store
+/// knows them.
 fn unregistered_units(why: &Rejection<'_>) -> Option<String> {
     let (outcome, unit) = why.template.unregistered_unit(why.decision()?)?;
-    Some(format!(
-        ": {} of {} {unit} left",
-        outcome.remaining(),
-        outcome.limit()
-    ))
+    outcome.snapshot().is_known().then(|| {
+        format!(
+            ": {} of {} {unit} left",
+            outcome.remaining(),
+            outcome.limit()
+        )
+    })
 }
 
 /// Returns `true` once per process, in a debug build in which nothing receives log lines.

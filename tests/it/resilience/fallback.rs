@@ -6,11 +6,12 @@ use std::{sync::Barrier, thread};
 
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower_sluice::{
-    Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, StoreExt, decision::Source,
+    Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, StoreExt, decision::Source,
     key::Everyone, rule::RuleName, store::Charge,
 };
 
 use crate::support::{
+    always::Always,
     driven::{Time, secs},
     process::{HOURLY, Process, decided},
     shaky::Mood,
@@ -96,6 +97,18 @@ async fn a_block_for_which_the_shared_store_has_no_room_is_not_mirrored() {
         refused += u32::from(!is_blocked);
     }
     assert!(refused > 900, "{refused}");
+}
+
+#[tokio::test]
+async fn a_reset_that_the_shared_store_does_not_support_is_not_mirrored() {
+    let local = LocalStore::new();
+    let here = Limiter::named("default", local.clone());
+    let unsupported = Always(|| Decision::deny().with_source(Source::Unsupported));
+    let both = Limiter::named("default", unsupported.fallback(local, 1));
+    let one = Quota::per_hour(1);
+    assert!(here.take("alice", &one, 1).now().is_allowed());
+    assert!(!both.reset("alice", &one).await.is_allowed());
+    assert!(!here.take("alice", &one, 1).now().is_allowed());
 }
 
 /// A denial by a block names the rule, but not the key.

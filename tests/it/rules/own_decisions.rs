@@ -9,10 +9,11 @@ use std::{
 };
 
 use tower_sluice::{
-    Decision, Limiter, Quota, decision::Outcome, limiter::NotReady, rule::RuleName,
+    Decision, Limiter, Quota, RateLimitLayer, Rule, decision::Outcome, key::Everyone,
+    limiter::NotReady, rule::RuleName,
 };
 
-use crate::support::always::Always;
+use crate::support::{always::Always, answer, get};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -97,6 +98,24 @@ async fn the_wait_of_a_denial_without_outcomes_is_unknown() {
     let limiter = Limiter::named("default", Always(Decision::deny));
     let ready = limiter.until_ready("alice", &Quota::per_second(1), 1).await;
     assert_eq!(ready.err(), Some(NotReady::UnknownWait));
+}
+
+/// A wait that cannot begin makes an overage of another quota a denial. Its text has no numbers that the
+/// store does not know.
+#[tokio::test]
+async fn a_denial_is_no_overage_and_invents_no_numbers() {
+    let waits = || {
+        let unknown = Outcome::unknown(RuleName::new("api").expect("a name"), 0, Some(SECOND));
+        Decision::allow().with_overage().with_wait(SECOND).with_outcome(unknown)
+    };
+    let tokens = Quota::per_second(1).with_unit("tokens");
+    let rule = Rule::new("api", Everyone, tokens).max_wait(SECOND);
+    let layer = RateLimitLayer::rules(rule, Always(waits));
+    layer.queue_handle().close();
+    let denied = answer(&layer, get("/")).await;
+    assert_eq!(denied.status(), 429);
+    assert_eq!(denied.headers().get("x-ratelimit-overage"), None);
+    assert_eq!(denied.body(), "Quota exhausted; retry in 1 s.\n");
 }
 
 /// governor does not report the units left to a call that asks for more than the limit.

@@ -96,9 +96,10 @@ where
     }
 
     fn mirror(&self, op: Op<'_>, decision: Decision) -> Decision {
-        // The accounts did not change by a denial without a call, and no key was blocked by a denied block.
+        // A denial without a call changed no account. Of the operations of operators, a denied one did nothing.
         let is_call = decision.cause().is_answer();
-        if !decision.is_allowed() && (!is_call || matches!(op, Op::Block(..))) {
+        let is_charge = matches!(op, Op::Take(_) | Op::Adjust(..));
+        if !decision.is_allowed() && !(is_call && is_charge) {
             return decision;
         }
         match op {
