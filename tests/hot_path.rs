@@ -1,6 +1,7 @@
 //! Allocations of a decision and of the layer.
 //!
-//! A decision allocates nothing, except for its second slot and for what a store creates once. The layer
+//! A decision allocates nothing, except for its second slot, for more than four outcomes, and for what a store
+//! creates once for itself, for a set of entries or for a denied key. The layer
 //! allocates only for header fields, for slots and for the axum body of a rejection, and adds a few words
 //! to the future of the service.
 
@@ -104,8 +105,8 @@ fn count_added_allocations<B>(
 {
     let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
     let mut served = layer.layer(Hello);
-    // What is created once, such as the text of a short rejection, is created here. Fields are cached when
-    // the same numbers occur twice in succession, so two addresses alternate.
+    // What is created once, such as the text of a short rejection, is created here. So are the cached fields:
+    // as two addresses alternate, the same numbers occur twice in succession, which fills the cache.
     for address in [0, 2].repeat(5) {
         drop(serve::<_, B>(&mut served, address));
     }

@@ -31,7 +31,8 @@ use crate::{
 
 /// Returns the result of a demand while `held` slots are held.
 ///
-/// The snapshot has the slots that are held afterwards, if every other quota allows the demand.
+/// The snapshot has the slots that are held before the demand. The caller adds those of a demand that
+/// every quota allows.
 #[inline]
 pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
     let limit = u64::from(quota.limit());
@@ -52,7 +53,8 @@ pub(crate) fn look(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
 pub(super) fn reconstruct(after: u64, quota: &Quota, demand: Demand, charged: bool) -> Evaluation {
     let mut before = after;
     if charged {
-        // The requests after it may have been denied because of slots that are left to others.
+        // One reply answers several equal requests, so `after` may include slots that were taken after
+        // this request. It was allowed, so at most `fits` slots were held before it.
         let fits = quota.raised_limit().saturating_sub(demand.need());
         before = after.saturating_sub(demand.cost.into()).min(fits);
     }

@@ -6,9 +6,10 @@
 //! **State.** The start of the window, the units charged in it, and the units carried over into it. A
 //! window that has ended is replaced when the account is read.
 //!
-//! **Invariant.** The count is at most the units and the bonus of the window. A client can use all units
-//! at the end of a window, and all units again at the start of the next: a span of one period may have
-//! twice the units, and a span of `n` periods `n + 1` times.
+//! **Invariant.** After a charge that was allowed, the count is at most the units, the bonus of the window
+//! and `soft`; late charges add up to `max_debt`. A client can use all units at the end of a window, and
+//! all units again at the start of the next: without a bonus, a span of one period may have twice the
+//! units, and a span of `n` periods `n + 1` times.
 //!
 //! **Example.** Five a minute, aligned: the windows start at full minutes.
 //!
@@ -119,7 +120,8 @@ impl FixedWindow {
         u64::try_from(product.div_ceil(allowance.into())).unwrap_or(NEVER)
     }
 
-    /// Returns the instant at which a paced window releases its next unit.
+    /// Returns the instant at which a paced window releases the first unit that is not charged. It may be
+    /// in the past.
     fn next_at(self, quota: &Quota) -> u64 {
         self.start + self.offset(quota, self.count + 1).min(quota.period_nanos())
     }

@@ -4,7 +4,8 @@
 //! again. Each charged unit moves the TAT forward by the interval `T`. A charge is allowed if the
 //! TAT is then at most `burst·T` in the future.
 //!
-//! **Invariant.** The TAT is at most `burst·T` in the future after each charge that was allowed, and at
+//! **Invariant.** The TAT is at most `burst·T` in the future after each charge that was allowed at once, at
+//! most `(burst + soft)·T` under a soft quota, at most `burst·T + max_wait` after one that waits, and at
 //! most `(burst + max_debt)·T` after a late one. In a span of length `t` the TAT moves by at most
 //! `t + burst·T`, so at most `burst + t/T` units are charged in it, wherever the span begins.
 //!
@@ -50,7 +51,7 @@ use crate::{
     quota::Quota,
 };
 
-/// The stored value of a new account.
+/// The value that stands for no account. It is never stored.
 pub(super) const NO_ACCOUNT: u64 = u64::MAX;
 
 /// Charges the account if enough units are available.
@@ -127,7 +128,7 @@ fn fit(reset_ns: u64, quota: &Quota, demand: Demand) -> Evaluation {
     }
 }
 
-/// Returns the value of a new account when another quota denied the request.
+/// Returns the value of a new account when a quota denied the request.
 ///
 /// Returns `None` if the quota has no `initial` units, or if the account exists.
 #[inline]
@@ -171,7 +172,8 @@ pub(super) fn undo(stored: u64, quota: &Quota, now: u64, receipt: Receipt) -> Op
     if receipt.queued && tat != receipt.end {
         return None;
     }
-    // No units came back if the clock went back after the charge.
+    // The time until the units of this and of earlier charges are back. None came back if the clock went
+    // back after the charge.
     let held = receipt.end.saturating_sub(now.max(receipt.at));
     // The quota may have changed since the charge.
     let time = quota.interval_nanos().saturating_mul(receipt.units.into());

@@ -108,7 +108,8 @@ impl Evaluation {
         }
     }
 
-    /// Creates the result of a charge of the units that were available after the time `over`.
+    /// Creates the result of a charge whose units are available after the time `over`, which is 0 if they
+    /// were available at once.
     #[inline]
     fn charged(quota: &Quota, over: u64) -> Self {
         // A quota with soft units does not queue.
@@ -147,7 +148,7 @@ pub(crate) struct Receipt {
     /// The instant of the decision.
     pub(crate) at: u64,
     /// For GCRA, the theoretical arrival time after the charge. For other algorithms, the instant
-    /// at which the next unit is available.
+    /// from which one more unit can be charged: that of the decision if a unit was left.
     pub(crate) end: u64,
     /// Units charged.
     pub(crate) cost: u32,
@@ -155,7 +156,7 @@ pub(crate) struct Receipt {
     pub(crate) units: u32,
     /// `true` if the charge must wait in the queue.
     ///
-    /// Only the newest charge in the queue can be undone. Otherwise, two requests would get the
+    /// Of the charges in the queue, only the newest can be undone. Otherwise, two of them would get the
     /// same position.
     pub(crate) queued: bool,
 }
@@ -198,8 +199,8 @@ impl Receipt {
         }
     }
 
-    /// Returns `true` if the charge queued, provided that the decision has a wait: of several accounts,
-    /// not all need to be exhausted.
+    /// Returns `true` if this account can be one that makes the decision wait. Called only for decisions
+    /// with a wait. Another of their accounts may have had its units at once.
     fn may_queue(outcome: &Outcome, demand: Demand) -> bool {
         match *outcome.snapshot() {
             Snapshot::Refilling {
@@ -241,7 +242,8 @@ trait Counter {
     /// Returns the time until the account is full again.
     fn reset_ns(&self, quota: &Quota, now: u64) -> u64;
 
-    /// Returns the time until `need` units are available, or [`NEVER`].
+    /// Returns the time until `need` units are available, or [`NEVER`]. With a `need` of 0, this is the
+    /// time until an account in debt, or with a queue, owes nothing.
     ///
     /// The limit is raised by `soft` units.
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64;

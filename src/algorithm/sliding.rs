@@ -161,8 +161,8 @@ impl Sliding {
         self.entries.retain(|charge| charge.units > 0);
     }
 
-    /// Returns the bucket that must leave the period, at least in part, before at most `room` units are in
-    /// it. Returns `None` if there are no more.
+    /// Returns the bucket that must leave the period, at least in part, before the period has at most
+    /// `room` units. Returns `None` if it has no more than these.
     fn leaving(&self, buckets: Buckets, room: u64) -> Option<Leaving> {
         let mut newer = self.total;
         let mut last = None;

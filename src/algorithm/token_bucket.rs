@@ -4,7 +4,8 @@
 //! are computed when the account is read, so nothing runs between requests. Periods are counted from the
 //! first charge of a full account, and not from the clock.
 //!
-//! **Invariant.** There are never more tokens than the burst, and at least `-max_debt`. Each period adds
+//! **Invariant.** There are never more tokens than the burst, and never less than `-max_debt` or, if it is
+//! lower, `-soft`. Each period adds
 //! `units` tokens, so in a span of length `t` at most `burst + units·(⌊t/period⌋ + 1)` are charged.
 //!
 //! **Example.** Three tokens every ten seconds, at most five.
@@ -51,7 +52,8 @@ pub(crate) struct TokenBucket {
     pub(crate) tokens: i64,
     /// The instant of the last refill that `tokens` includes.
     pub(crate) anchor: u64,
-    /// The instant of the first charge. Receipts of earlier charges are ignored.
+    /// The instant at which the account was created, or was last charged while it was full. Receipts of
+    /// earlier charges are ignored.
     pub(crate) opened: u64,
 }
 
@@ -132,6 +134,7 @@ impl Counter for TokenBucket {
         let missing = (burst(quota) - self.tokens).unsigned_abs();
         self.tokens += units.min(missing).cast_signed();
         if missing > 0 && units >= missing {
+            // An account that is kept although it is full is kept for a time from now.
             self.anchor = now;
         }
     }

@@ -50,7 +50,7 @@ pub(crate) enum Cause {
     Overload,
     /// The store failed, and the request is allowed.
     FailedOpen,
-    /// The store failed, and the request is denied.
+    /// The store failed, and the request is denied, unless it is report-only or has the cost 0.
     FailedClosed,
     /// The store failed, and the local store decided.
     Fallback,

@@ -151,7 +151,8 @@ impl Outcome {
         )
     }
 
-    /// Sets the number of whole units left, at most the limit.
+    /// Sets the number of whole units left, at most the limit. This setter and those of times have no effect
+    /// on outcomes of [slots](Self::slots) and on [unknown](Self::unknown) ones.
     pub fn with_remaining(mut self, units: u32) -> Self {
         if let Snapshot::Known {
             limit, remaining, ..
@@ -377,7 +378,8 @@ impl Outcome {
 
     /// Returns the shortest wait until an identical cost would be allowed.
     ///
-    /// The wait is zero if the cost was allowed. Returns `None` if waiting does not help. If all slots are
+    /// The wait is zero if the cost was allowed. Returns `None` if waiting does not help, or if the store did
+    /// not tell a wait. If all slots are
     /// held, this is an [estimate](Outcome::is_estimated) of the time until one is free, at least 1 s. The
     /// embedded store measures the time between two freed slots of an exhausted key.
     #[must_use]
@@ -445,7 +447,8 @@ impl Outcome {
 
     /// Returns the outcome as of `age` nanoseconds later, if nothing else is charged until then.
     pub(crate) fn aged(mut self, age: u64) -> Self {
-        // Units that have not come back stay at least a nanosecond away.
+        // The units left are not counted again. Those that were missing still are, at least a nanosecond away,
+        // because 0 stands for a full account.
         let coming = |nanos: u64| left_after(nanos, age).max(nanos.min(1));
         match &mut self.snapshot {
             Snapshot::Refilling {

@@ -74,7 +74,8 @@ impl Hold {
         self
     }
 
-    /// Returns the slots with a new owner. This value then frees nothing.
+    /// Returns the slots with a new owner. This value then frees nothing. If it frees nothing already, neither
+    /// does the new one.
     fn hand_over(&self) -> Self {
         Self {
             counted_by: self.counted_by.clone(),
@@ -163,6 +164,7 @@ impl Clone for Slot {
     fn clone(&self) -> Self {
         let shared = self.shared.get_or_init(|| Arc::new(self.own.hand_over()));
         Self {
+            // Frees nothing, as `self.own`: the slots are in `shared`.
             own: self.own.hand_over(),
             shared: shared.clone().into(),
         }

@@ -16,7 +16,7 @@ pub enum Source {
     /// fails.
     FailedOpen,
     /// The policy [`FailClosed`](crate::store::FailClosed), which denies the request if the store
-    /// fails, or a [`FailOpen`](crate::store::FailOpen) whose store does not support the request.
+    /// fails, unless it is report-only or has the cost 0, or a [`FailOpen`](crate::store::FailOpen) whose store does not support the request.
     FailedClosed,
     /// The local store of a [`Fallback`](crate::store::Fallback), which decides if the other store
     /// fails.
@@ -33,7 +33,8 @@ pub enum Source {
     Overflow,
     /// A `RedisStore` whose answer was not read within ten times the time of its
     /// [`Timeout`](crate::store::Timeout), although the server is not silent: this process or the server is
-    /// too busy. The denial is made under every policy, and never counts as a failure.
+    /// too busy. The denial is made under every policy, and never counts as a failure. Report-only requests
+    /// and those of cost 0 are allowed.
     Busy,
     /// An [adaptive](crate::rule::Adaptive) limit, which denied the request.
     Overload,

@@ -19,6 +19,7 @@ use crate::{
 pub(super) struct RuleQuotas<'a> {
     pub(super) rule: RuleName,
     pub(super) quotas: &'a [Quota],
+    /// `true` for a report-only rule.
     pub(super) is_reporting: bool,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Item {
     pub(super) policy: Option<HeaderValue>,
     /// The seconds in which an empty account refills, or 0 for slots.
     pub(super) window: u64,
-    /// The unit, if no header field can express it.
+    /// The unit, if it is not one of those that `qu` can name.
     pub(super) unregistered_unit: Option<&'static str>,
     /// The parameter `pk`, if partition keys are enabled.
     pub(super) pk: Option<String>,
@@ -153,7 +154,7 @@ impl Item {
         self.pk = Some(pk);
     }
 
-    /// Returns `true` if the fields report the quota.
+    /// Returns `true` if the fields other than those by unit report the quota.
     pub(super) fn is_listed(&self) -> bool {
         !self.prefix.is_empty()
     }

@@ -30,7 +30,7 @@ pub(super) const TO_FILL_IN: HeaderValue = HeaderValue::from_static("0");
 pub(super) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 pub(super) const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// Returns the names of the quota fields, except for the policy.
+/// Returns the names of the quota fields, except for the policy and the fields by unit.
 pub(super) fn names(family: Headers) -> &'static [HeaderName] {
     match family {
         Headers::None => &[],
@@ -67,14 +67,14 @@ impl Lines {
         }
     }
 
-    /// Replaces a map without memory.
+    /// Replaces a map that has allocated nothing.
     #[inline(always)]
     pub(super) fn replace(self, headers: &mut HeaderMap) {
         let map = match Arc::strong_count(&self.0) {
             1 => Arc::unwrap_or_clone(self.0).map,
             _ => self.0.map.clone(),
         };
-        // Dropping the old map would check again that it has no memory.
+        // There is nothing to free. A drop would check it again.
         mem::forget(mem::replace(headers, map));
     }
 }

@@ -10,7 +10,8 @@ use crate::key::mix;
 pub(super) struct Reading {
     pub(super) item: u16,
     pub(super) remaining: u32,
-    /// The seconds of the effective window, or 0 without one.
+    /// The seconds of the reset field: of the effective window, until the next unit, or of `Retry-After`.
+    /// Without any, 0.
     pub(super) time: u32,
 }
 

@@ -216,6 +216,7 @@ impl Template {
         if !self.reports_allowed || !decision.is_allowed() {
             return None;
         }
+        // An allowed decision has outcomes of all rules, so no charges are needed to find them.
         match self.fit(charges) {
             Some(template) => template.fields(decision, &[], None, FieldSet::Quotas),
             None => self.fields(decision, &[], None, FieldSet::Quotas),
@@ -243,7 +244,7 @@ impl Template {
         self.complete_custom(headers, decision, charges, retry_after);
     }
 
-    /// Completes a rejection that has fields, or whose wait is not known.
+    /// Completes a rejection that [`complete`](Self::complete) does not write in one piece.
     #[inline(never)]
     fn complete_custom(
         &self,
@@ -279,8 +280,8 @@ impl Template {
 
     /// Adds the numbers of the quotas that clients see to `readings`.
     ///
-    /// A family that reports one quota reports the first. It is the decisive one. Its reset is required,
-    /// so that of a denial without one is `retry`, the seconds of `Retry-After`.
+    /// A family that reports one quota reports the first. It is the decisive one. Its reset is required.
+    /// Therefore, a denial without a reset gets `retry`, the seconds of `Retry-After`.
     #[inline(always)]
     fn read(&self, decision: &Decision, retry: Option<u64>, readings: &mut Readings) {
         for outcome in decision.outcomes() {
@@ -347,7 +348,7 @@ impl Template {
         found.map_or(outcome.rule().as_str(), |at| &self.items[at].name)
     }
 
-    /// Returns `true` if no header field can express the unit of a quota.
+    /// Returns `true` if a quota has a unit that `qu` cannot name.
     #[inline]
     pub(crate) fn has_unregistered_unit(&self) -> bool {
         self.items
@@ -355,7 +356,7 @@ impl Template {
             .any(|item| item.unregistered_unit.is_some())
     }
 
-    /// Returns the decisive quota and its unit, if no header field can express the unit.
+    /// Returns the decisive quota and its unit, if `qu` cannot name the unit.
     pub(crate) fn unregistered_unit<'d>(
         &self,
         decision: &'d Decision,

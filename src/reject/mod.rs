@@ -29,7 +29,7 @@
 //! # gRPC
 //!
 //! A gRPC call is a `POST` over HTTP/2 or later with the content type `application/grpc`,
-//! optionally followed by `+proto`, `+json` or `;…`.
+//! optionally followed by `+` or `;` and more, as `+proto`.
 //!
 //! The rejection of a gRPC call is HTTP 200 with a gRPC status in the headers. Clients would read a
 //! plain 429 as `UNAVAILABLE` and retry immediately. The headers end the stream:
@@ -204,8 +204,8 @@ impl<'a> Rejection<'a> {
 
     /// Explains the rejection, for logs and operators.
     ///
-    /// The rules are evaluated again, but the store is not called. The explained wait is
-    /// the earliest one.
+    /// The rules are evaluated again, but the store is not called. The explained wait is the one before
+    /// [`RetryAfter`](crate::RetryAfter) lengthens it.
     ///
     /// ```
     /// use http::Response;

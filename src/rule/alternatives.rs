@@ -44,11 +44,13 @@ impl<K: KeyExtractor + Send + Sync + 'static> Rule<K> {
     /// | without a key | as its [`on_missing_key`](Rule::on_missing_key) says; with `Skip`, the others decide |
     /// | that [skips](super::Applies::Skip) the request | the others decide |
     /// | whose plan is empty for the request | none is charged; only its block and the other rules of the layer decide |
-    /// | whose quota is [`Quota::blocked`](crate::Quota::blocked), or whose account is shared in a flood of the store | the others decide; to ban a key, block it |
+    /// | whose quota is [`Quota::blocked`](crate::Quota::blocked) | the others decide; to ban a key, block it |
+    /// | whose key is denied early, because a full [`LocalStore`](crate::LocalStore) has no room for it | the others decide |
     /// | that is [report-only](Rule::report_only) | the ones after it are charged only for requests that it does not charge, such as those without its key |
-    /// | with a [`max_wait`](Rule::max_wait) | it fits if the request can wait for it; not for slots: a fixed quota is an error when the layer is built, and a plan that chooses slots denies at once |
+    /// | with a [`max_wait`](Rule::max_wait) | it fits if the request can wait for it; slots are not waited for: fixed or live quotas of slots are an error when the layer is built, and slots chosen per request deny at once |
     ///
-    /// **To ban a key, block it under the first rule.** A [penalty](crate::RateLimitLayer::penalty) blocks
+    /// **To ban a key, block it under the first rule**, whose block holds unless a later alternative has an
+    /// empty plan for the request. A [penalty](crate::RateLimitLayer::penalty) blocks
     /// under its own rule, so give it to the first. A [`DenyCache`](crate::store::DenyCache) that repeats a
     /// denial of that rule hides a block by another process for up to its
     /// [`max_age`](crate::store::DenyCache::max_age), by default 1 s: until then, the others may pay.
@@ -114,8 +116,8 @@ impl Sealed for Alternatives {
     }
 }
 
-/// Calls `then` with the charges in `before`, followed by a choice between the others. Of those without
-/// quotas, only a block holds, so no other one is charged.
+/// Calls `then` with the charges in `before`, followed by a choice between its `own`. If some of these have
+/// no quotas, the request is not limited: only they are left, so that the store finds a block of their key.
 fn append_alternatives(own: &[Charge<'_>], before: Candidates<'_, '_>, then: &mut Then<'_>) {
     let mut own: SmallVec<[Charge<'_>; 4]> = own.into();
     if own.iter().any(is_unlimited) {

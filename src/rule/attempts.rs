@@ -54,7 +54,7 @@ pub(crate) async fn decide<S: Store>(
 /// Attempts of a request so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attempts {
-    /// The list of each choice that is tried, unless it is the first.
+    /// The list of each choice that is tried. Empty while all choices try their first.
     tried: SmallVec<[usize; 2]>,
     /// The list of each choice that describes a final denial. If empty, those that were tried.
     described: SmallVec<[usize; 2]>,
@@ -213,7 +213,7 @@ impl Attempts {
     /// Adds the outcomes of the charges of a choice that are not made, and marks those that did not decide.
     ///
     /// A denial has the outcomes of the *decisive* list, and shows the charges of the *described* one: the
-    /// first list with the same rules.
+    /// first list that has all rules of the decisive one.
     fn finish_choice(&mut self, choice: usize, all: Candidates<'_, '_>, decision: &mut Decision) {
         let mut decisive = self.tried(choice);
         if !decision.is_allowed() {
@@ -398,9 +398,9 @@ fn longest<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u64 {
 
 /// The outcomes that caused a denial.
 ///
-/// A store reports waits as if nobody queued, so an outcome that denies for no longer than a charge of its
-/// rule may wait need not be the cause. One that denies for longer certainly is. If there is none, each
-/// denying outcome may be the cause.
+/// A store reports waits as if nobody queued. If the wait of an outcome is at most the `max_wait` of its
+/// rule, the request could have queued for it, so another outcome may be the cause. One with a longer wait
+/// certainly is. If there is none, each denying outcome may be the cause.
 #[derive(Clone, Copy)]
 enum Causes {
     BeyondPatience,

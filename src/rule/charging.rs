@@ -91,7 +91,7 @@ impl<K: KeyExtractor> Rule<K> {
             Ok(Some(key)) if key.len() > self.max_key_len => return Err(self.too_long(key)),
             Err(error) if !error.is_missing() => return Err(error.clone()),
             Err(error) => error.clone(),
-            // This rule does not charge a request without a key.
+            // The extractor says that the rule does not apply to the request.
             Ok(None) if !is_required => return Ok(None),
             // The key is blank.
             Ok(_) => KeyError::missing("key"),

@@ -392,7 +392,7 @@ impl Gradient {
         let start = *self.lowering.get_or_insert(now);
         let has_risen = start.latency < ABOUT_THE_SAME * latency;
         let has_grown = limit > start.limit;
-        // Neither shows what a lower limit does to the latency, so the comparison starts again.
+        // In both cases, nothing shows what a lower limit does to the latency: the comparison starts again.
         if has_risen || has_grown {
             self.lowering = Some(now);
             return;

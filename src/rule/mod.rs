@@ -102,7 +102,8 @@ impl<K> Rule<K> {
     /// Creates a rule with one quota, with several quotas, or with a [`Plan`].
     ///
     /// Several quotas are charged together. A rule with an empty list, `[]`, ignores all requests: it
-    /// reads no key, and a [block](crate::Limiter::block) has no effect. A [`LivePlan`] without quotas
+    /// reads no key (unless [`if_no_key`](Rule::if_no_key) needs it), and a
+    /// [block](crate::Limiter::block) has no effect. A [`LivePlan`] without quotas
     /// reads keys, and denies those that are blocked.
     ///
     /// # Panics
@@ -189,9 +190,10 @@ impl<K> Rule<K> {
     /// At the shutdown of a service, [`queue_handle`](crate::RateLimitLayer::queue_handle) ends all waits.
     ///
     /// A request that waits for a rate is already admitted: a block or a new plan affects only later requests.
-    /// The units of a dropped waiting request are returned only if no later request waits. If a
-    /// [`LivePlan`] raises a paced window, the last request of the smaller window
-    /// may return its units nevertheless: two requests then have one turn.
+    /// The units of a dropped waiting request are returned only if no later request waits. There is one
+    /// exception: after a [`LivePlan`] has raised the limit of a paced fixed window, the last request that
+    /// waits under the old limit may return its units although later ones wait. Two requests then have
+    /// one turn.
     ///
     /// Supported for GCRA and paced fixed windows, unless the quota has
     /// [soft units](crate::Quota::with_soft), and for slots of a [`LocalStore`](crate::LocalStore) or a

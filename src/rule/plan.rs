@@ -22,7 +22,8 @@ use crate::{
 /// is another account, which starts full, and the old one is still there when the old quota returns.
 /// See [changing a rule while it runs](crate::guide::plans#changing-a-rule-while-it-runs).
 ///
-/// Do not let a client choose its plan per request: it gets the sum of what each quota allows. A store
+/// Do not let a client choose its plan per request: of plans with different accounts, it gets the sum of
+/// what each allows. A store
 /// drops an account that is full under the current plan. With a
 /// [token bucket](crate::Algorithm::TokenBucket), a client that alternates between two limits could
 /// use the units of the larger one twice.

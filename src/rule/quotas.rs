@@ -23,7 +23,8 @@ impl Quotas {
         &self.0[..self.0.len().min(MAX_QUOTAS)]
     }
 
-    /// Returns the first two quotas that count the same, which would have an account each.
+    /// Returns the first two quotas that count the same. The address has a number for the second, so they
+    /// would have an account each.
     pub(super) fn first_equal(quotas: &[Quota]) -> Option<[Quota; 2]> {
         for (at, second) in quotas.iter().enumerate() {
             let first = quotas[..at]

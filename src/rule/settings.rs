@@ -71,7 +71,7 @@ use crate::{
 /// [`needs_restart`](RuleSettings::needs_restart) reports if a new file changes such a field.
 ///
 /// **Code** can change two settings without a restart. A [`Toggle`](crate::middleware::Toggle)
-/// turns a rule off. A [`Cost::from_fn`](crate::Cost::from_fn) changes the cost.
+/// makes a rule report-only. A [`Cost::from_fn`](crate::Cost::from_fn) changes the cost or the headroom.
 ///
 /// **Invalid combinations** of fixed quotas, such as a cost above a limit, are errors of
 /// [`try_rules`](crate::RateLimitLayer::try_rules). Check new quotas before you replace the old
@@ -145,6 +145,12 @@ impl RuleSettings {
     }
 
     /// Creates a rule with these settings.
+    ///
+    /// # Panics
+    ///
+    /// Panics if code has set `max_key_len` to 0, or a status of `missing` that is no error. A file with
+    /// such a value cannot be read.
+    #[track_caller]
     pub fn rule<K>(&self, extractor: K) -> Rule<K> {
         Rule::named(self.name, extractor, self.quotas.clone())
             .cost(self.cost)

@@ -17,10 +17,10 @@ use crate::{
 const QUOTA: Quota = Quota::per_day(3);
 const ATTACKER: &str = "203.0.113.9";
 
-/// By a quota, an empty key, a key that is too long, and an address that cannot be read: that of a client of
-/// its own, and that of all such clients.
+/// The denials are by a quota, an empty key, a key that is too long, an address that cannot be read, and the
+/// account that clients with such addresses share.
 #[tokio::test]
-async fn a_thousand_denials_log_no_line_above_debug_and_no_key() {
+async fn hundreds_of_denials_log_no_line_above_debug_and_no_key() {
     let _turn = alone();
     let (log, _guard) = Log::start(tracing::Level::TRACE);
     tracing::info!("the log is read");

@@ -18,7 +18,7 @@ pub(super) struct Blocks {
     entries: usize,
     /// Allocated by the first block.
     table: OnceLock<Table>,
-    /// The instant at which the last block ends.
+    /// The latest instant until which a key was blocked, also if its block was ended earlier.
     until: AtomicU64,
     warning: OverflowWarning,
 }
@@ -34,7 +34,7 @@ impl Blocks {
         }
     }
 
-    /// Returns `false` if no key is blocked now.
+    /// Returns `false` if certainly no key is blocked now.
     #[inline]
     pub(super) fn may_have(&self, now: u64) -> bool {
         self.until.load(Acquire) > now

@@ -35,7 +35,8 @@ impl Ledger {
         if overflowed {
             self.record_overflow(decision.at);
         }
-        // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
+        // The charge of a mirrored decision has the cost 0. Its account is in another store, so a cut
+        // loses nothing.
         if let Some(quota) = cut.filter(|_| charge.cost > 0) {
             late_charge_cut(quota);
         }

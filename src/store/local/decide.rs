@@ -283,7 +283,7 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
     let quota = account.quota;
     let demand = account.demand;
     let now = locked.now;
-    // A new key may have been denied because its quota cannot have a shared account.
+    // The snapshot is unknown if the new key was denied because its quota cannot have a shared account.
     if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
         locked.update(&mut account.at, quota, |state| {
             algorithm::open(state, quota, now, demand);

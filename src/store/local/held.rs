@@ -205,7 +205,7 @@ pub(super) fn free(shard: &Shard, id: u64, epoch: u64, units: u64) {
 /// The keys of a shard.
 pub(super) struct HeldKeys {
     capacity: usize,
-    /// The number of entries so far. It distinguishes an entry from an earlier one of its key.
+    /// The number of entries and resets so far. It distinguishes an entry from an earlier one of its key.
     epoch: u64,
     /// The key that was the last to become unused, or 0. Its entry stays, because the next request
     /// is often one of the same key.

@@ -73,7 +73,8 @@ impl Ledger {
         }
     }
 
-    /// Decides at a reading of the clock, which slots alone do not need. Passes the decision to `then`.
+    /// Decides at a reading of the clock. A charge whose only quota is one of slots is decided without it.
+    /// Passes the decision to `then`.
     ///
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
@@ -109,7 +110,8 @@ impl Ledger {
         then(self.take_several(charges, context, now))
     }
 
-    /// Charges `N` plain quotas, which are those of `charges` and whose accounts have entries in the table.
+    /// Charges `N` plain quotas, which are those of `charges`. A new account takes a free entry of the
+    /// table.
     ///
     /// Returns `None` for other accounts, and for a denial that a later reading of the clock may
     /// change.

@@ -36,9 +36,11 @@ const ENTRIES_PER_KEY: usize = 2;
 /// An account is full when all used units are refilled. A key is *in debt* while its account is not
 /// full. Accounts in debt are never dropped. A full account is dropped, so its key counts as new.
 ///
-/// If there is no room for a new key, new keys share one account per rule and quota, under any limit of
-/// that quota. New keys may then be denied early, but no exhausted key gets a fresh
-/// quota. While 32 quotas of a rule have such accounts, new keys under its other quotas are denied.
+/// If there is no room for a new key, new keys share accounts. The store is divided into at most 2,048
+/// groups of entries, and a key without room shares one account per rule and quota with the others of its
+/// group. Quotas that differ only in their limit have the same account. New keys may then be denied
+/// early, but no exhausted key gets a fresh quota. While 32 quotas of a rule have such accounts in a
+/// group, its new keys under other quotas of the rule are denied.
 /// [`Stats::overflowed`] counts decisions about shared accounts, and the first such decision is logged.
 ///
 /// # Capacity

@@ -122,8 +122,8 @@ pub(super) fn estimate_waits(
     }
 }
 
-/// Adds the request of a denied decision to the queue of the first account without enough free slots,
-/// unless another account denies it as well.
+/// Adds the request of a denied decision to the queue of the first account without enough free slots, if
+/// every account that denies it counts slots for which it may wait.
 pub(super) fn join_queue(accounts: &[Account<'_>], slots: &mut LockedSlots<'_>) {
     let mut denying = accounts
         .iter()

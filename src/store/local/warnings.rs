@@ -38,7 +38,7 @@ impl OverflowWarning {
         self.count.load(Relaxed)
     }
 
-    /// Records a decision on an account that several keys share.
+    /// Records a decision on an account that several keys share, or on slots without room for the key.
     ///
     /// The caller must hold no lock, because a log subscriber may run any code.
     pub(super) fn record(&self, now: u64, entries: usize) {
@@ -53,7 +53,7 @@ impl OverflowWarning {
         }
     }
 
-    /// Logs that the store is almost full, once until it was not for a minute.
+    /// Logs that the store is almost full, unless an earlier call found it so within the last minute.
     pub(super) fn record_use(&self, now: u64, active: usize, entries: usize) {
         let keys = entries / ENTRIES_PER_KEY;
         if active * 5 >= keys * 4 && self.is_first(now) {

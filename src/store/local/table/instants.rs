@@ -74,6 +74,7 @@ impl<const N: usize> LockedInstants<'_, N> {
     pub(crate) fn store(mut self, states: [u64; N]) {
         for (at, state) in states.into_iter().enumerate() {
             if let Some(set) = &mut self.sets[self.locks[at]] {
+                // Below `WAYS` already. The remainder spares the check of the bounds.
                 set.expires_at[self.entries[at] % WAYS] = state;
             }
         }

@@ -26,7 +26,7 @@ pub(super) enum Position {
     /// A free entry, for a key without an account. A new account starts with the debt of the shared
     /// account.
     Room(usize),
-    /// No entry. The key has no account, and no entry is free.
+    /// No entry: the account was not looked up yet, or the key has none and no entry is free.
     Shared,
     /// Not in this table. The account counts held slots.
     Elsewhere,

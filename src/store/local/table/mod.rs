@@ -18,7 +18,8 @@ use crate::store::sync::{
     WAYS,
 };
 
-/// The maximum number of groups of sets. A group keeps one instant: its latest reset.
+/// The maximum number of groups of sets for resets, which are not those that share accounts. Each keeps
+/// one instant: its latest reset.
 const RESET_GROUPS: usize = 1_024;
 /// The index of the set of an account that is in no set.
 const NO_SET: usize = usize::MAX;
@@ -29,8 +30,8 @@ const SECOND: u64 = 1_000_000_000;
 /// A lookup usually reads one entry, and at most sixteen. The entry of an expired account can be
 /// reused, so no sweep is needed.
 ///
-/// New keys share accounts if their set has no free entry. The sets are divided into groups. Each
-/// group has one shared account per rule and address of a quota, which limits all new keys of the group
+/// New keys share accounts if their set has no free entry. For these, the sets are divided into
+/// `SET_GROUPS` groups. Each group has one shared account per rule and address of a quota, which limits all new keys of the group
 /// together. A key that later gets an entry starts with the debt of the shared account. A flood of new keys
 /// therefore neither frees an exhausted key nor affects other rules.
 pub(super) struct Table {

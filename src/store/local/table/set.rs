@@ -21,15 +21,15 @@ pub(super) struct Aligned(pub(super) Mutex<Set>);
 pub(crate) struct Set {
     /// The states of accounts that need more than one instant, allocated on first use.
     states: Option<Box<[Option<AccountState>; WAYS]>>,
-    /// The latest instant at which an account was changed or dropped. The changes of plain GCRA accounts
-    /// are left out: their state is an instant that no older reading of the clock moves back.
+    /// The latest instant at which an account was changed or dropped. Charges of existing plain GCRA
+    /// accounts are left out: their state is an instant that no older reading of the clock moves back.
     ///
     /// Decisions are made at this instant or later. Otherwise, a thread with an older reading of the clock
     /// could charge the same window twice, or its charge could join a newer one and not be found by its
     /// receipt.
     pub(super) newest: u64,
-    /// The end of possible debt of new keys, in seconds of Unix time. Otherwise, one full set would
-    /// put the new keys of its whole group into debt.
+    /// The end of possible debt of new keys of this set, in seconds of Unix time. Without it, one full set
+    /// would put the new keys of all sets of its group into debt.
     in_debt_until: u32,
     /// The low bits of the ids. The set has been selected by the high bits.
     ids: [[u8; 6]; WAYS],

@@ -98,8 +98,8 @@ impl FailureDomain {
 
     /// Records that the server answered a call, which was sent at `start`.
     ///
-    /// If an operation on several servers fails, its failure counts for those that have answered no
-    /// call since its start.
+    /// If an operation on several servers fails, its failure counts for those that have answered no call that
+    /// was sent since its start.
     pub fn answered(&self, start: time::Instant) {
         let mut circuit = self.0.circuit.lock();
         circuit.answered = circuit.answered.max(Some(start));

@@ -178,7 +178,7 @@ fn record<E>(
         return;
     }
     let several = permits.len() > 1;
-    // Of several servers, one that has answered since the start did not cause the failure.
+    // Of several servers, one that has answered a call sent since the start did not cause the failure.
     for permit in permits {
         let ok = answer.is_ok() || several && permit.domain.has_answered_since(start);
         permit.record(config, ok);
@@ -236,7 +236,7 @@ where
 pub enum BreakerError<E> {
     /// The breaker is open, so the store was not called.
     Open {
-        /// The time until the store may be called again.
+        /// The time until the store may be called again. While a call probes it, this is an estimate.
         retry_after: Duration,
     },
     /// The store failed.

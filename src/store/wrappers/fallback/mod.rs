@@ -198,7 +198,8 @@ where
         let local = self.policy.health();
         Box::pin(async move {
             let inner = inner.await;
-            // The health of the inner store is newer than its last call, which counts only if it is unknown.
+            // The health of the inner store is newer than its last call, which counts only if the health is
+            // unknown.
             let decides = !inner.is_healthy() || failing && inner.status == Status::Unknown;
             let mut health = match failing {
                 _ if decides => Health::failing(P::NAME, effect(P::SOURCE)),
