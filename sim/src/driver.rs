@@ -145,7 +145,7 @@ pub fn many(
         sum.decisions += report.decisions;
         sum.commands += report.commands;
         sum.faults += report.faults;
-        if ran % PROGRESS == 0 {
+        if ran.is_multiple_of(PROGRESS) {
             print(ran, bad, &sum);
         }
         if bad >= if first { 1 } else { MOST } || end.is_some_and(|end| cpu_time() > end) {

@@ -22,8 +22,10 @@ pub fn quota(random: &mut Random, micros: u64) -> Quota {
         3 => {
             base.try_with_burst(burst).and_then(|it| it.try_with_algorithm(Algorithm::TokenBucket))
         }
-        4 => base
-            .try_with_algorithm(Algorithm::FixedWindow { carry_over: more, paced: more % 2 == 0 }),
+        4 => base.try_with_algorithm(Algorithm::FixedWindow {
+            carry_over: more,
+            paced: more.is_multiple_of(2),
+        }),
         5 => base.try_with_algorithm(Algorithm::AnchoredWindow),
         6 => {
             let buckets = *random.pick(&[1, 2, 3, 4, 5, 6, 10]);

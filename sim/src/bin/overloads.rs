@@ -102,7 +102,7 @@ impl Overload {
                 sleep(running.0.work).await;
                 drop(worker);
                 let mut response = Response::new(());
-                if running.0.fails.load(Relaxed) && lock(&running.0.seen).ended % 3 == 0 {
+                if running.0.fails.load(Relaxed) && lock(&running.0.seen).ended.is_multiple_of(3) {
                     *response.status_mut() = StatusCode::GATEWAY_TIMEOUT;
                 }
                 Ok::<_, Infallible>(response)

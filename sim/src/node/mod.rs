@@ -29,18 +29,20 @@ pub struct Session {
     pub asking: bool,
 }
 
-impl Node {
+impl Default for Node {
     /// Creates a node without keys.
     ///
     /// # Panics
     ///
     /// Panics if Lua cannot start.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let state = Arc::<Mutex<State>>::default();
         let scripts = Scripts::new(state.clone()).expect("Lua starts");
         Self { state, scripts }
     }
+}
 
+impl Node {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -15,7 +15,7 @@ use tower_sluice::{
 use super::{
     RECOVERY, World,
     asks::{Ask, Layered, number},
-    calls::{Call, Calls, MAX_AGE, Model, record, wait},
+    calls::{Call, Calls, Model, record, wait},
     capability::Capability,
     exact, lock,
     oracle::{Cause, Entry, Loss, excess},
@@ -46,7 +46,6 @@ enum End {
     Paid(usize),
     /// No alternative fits.
     Denied,
-    Blocked,
     /// Nobody knows what the servers did.
     Unknown,
 }
@@ -71,25 +70,12 @@ impl Attempt {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Block {
-    place: usize,
-    key: usize,
-    /// The blocked alternative.
-    index: usize,
-    start: Duration,
-    end: Duration,
-    time: Duration,
-    confirmed: bool,
-}
-
 /// Requests with two or three alternatives.
 pub struct Alternatives {
     quotas: Vec<Quota>,
     /// `true` if nothing is refilled in a run, so that all charges can be counted.
     slow: bool,
     attempts: Mutex<Vec<Attempt>>,
-    blocks: Mutex<Vec<Block>>,
     /// The units left of each key and alternative, after the faults.
     left: Mutex<Vec<(usize, usize, u32)>>,
 }
@@ -114,8 +100,7 @@ impl Alternatives {
             false => plain(random),
         };
         let quotas = (0..random.within(2..4)).map(|_| quota(random)).collect();
-        let (attempts, blocks, left) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { quotas, slow, attempts, blocks, left }
+        Self { quotas, slow, attempts: Mutex::default(), left: Mutex::default() }
     }
 
     /// Sends a request, whose calls are added to `calls`.
@@ -133,9 +118,6 @@ impl Alternatives {
         let by_server = matches!(decision.source(), Source::Redis | Source::DenyCache);
         if !by_server && decision.source() != Source::Fallback {
             return End::Unknown;
-        }
-        if decision.is_blocked() {
-            return if by_server { End::Blocked } else { End::Unknown };
         }
         let deciding: Vec<_> = outcomes.iter().filter(|it| !it.is_passed_over()).collect();
         let all = outcomes.len() == self.quotas.len();
@@ -177,24 +159,6 @@ impl Alternatives {
         lock(&self.attempts).push(Attempt { entry, key, end, sources, back });
         lock(&world.log).entries.push(entry);
         world.check_time(at, start, source, u32::try_from(calls.len()).expect("few"));
-    }
-
-    async fn block(&self, world: &World, place: usize, key: usize, index: usize, time: Duration) {
-        let (start, process) = (world.story.now(), world.places[place].process());
-        let own = Key::from(key.to_string());
-        let answer = process.store.block(&Charge::new(name(index), &own, &[]), time);
-        let block = Block { place, key, index, start, end: start, time, confirmed: false };
-        let at = {
-            let mut blocks = lock(&self.blocks);
-            blocks.push(block);
-            blocks.len() - 1
-        };
-        let Some(Ok(decision)) = process.run(async { answer.await }).await else { return };
-        let (end, source) = (world.story.now(), decision.source());
-        world.story.record(&world.places[place].name, || {
-            format!("key {key} of {} blocked for {time:?} by {source}", NAMES[index])
-        });
-        lock(&self.blocks)[at] = Block { end, confirmed: source == Source::Redis, ..block };
     }
 
     /// Compares each call of a request with an embedded account of its alternative, at the instant of the
@@ -404,56 +368,6 @@ impl Alternatives {
             }
         }
     }
-
-    fn check_blocks(&self, world: &World, attempts: &[Attempt], losses: &[Loss]) {
-        let blocks = lock(&self.blocks);
-        for (at, block) in blocks.iter().enumerate().filter(|(_, it)| it.confirmed) {
-            let until = block.start + block.time;
-            let within = |it: &&Attempt| {
-                let (key, entry) = (it.key == block.key, it.entry);
-                key && entry.start > block.end && entry.end < until
-            };
-            for attempt in attempts.iter().filter(within) {
-                let replaced = blocks.iter().enumerate().any(|(other, it)| {
-                    let later = !it.confirmed || it.end > block.start;
-                    let is_same = it.key == block.key && it.index == block.index;
-                    other != at && is_same && later && it.start < attempt.entry.end
-                });
-                let lost = |loss: &Loss| {
-                    let counts = loss.cause != Cause::Back;
-                    counts && loss.from <= attempt.entry.end && loss.to >= block.start
-                };
-                let paid = matches!(attempt.end, End::Paid(index) if index >= block.index);
-                // A process that decides by itself does not know the blocks of others.
-                let is_known = match attempt.sources.get(block.index) {
-                    Some(Source::DenyCache) => !hides(world, attempts, block, attempt),
-                    _ => !attempt.is_alone(block.index),
-                };
-                if paid && is_known && !replaced && !losses.iter().any(lost) {
-                    let text = format!("{attempt:?} during {block:?}");
-                    world.story.violate("alternatives", text);
-                }
-            }
-        }
-    }
-}
-
-/// Returns `true` if a cached denial may hide a block: the process received it before another one blocked
-/// the key.
-fn hides(world: &World, attempts: &[Attempt], block: &Block, attempt: &Attempt) -> bool {
-    let place = attempt.entry.process;
-    if place == block.place || !world.places[place].wrappers.deny_cache {
-        return false;
-    }
-    attempts.iter().any(|it| {
-        let is_its = it.entry.process == place && it.key == block.key;
-        let is_recent = it.entry.end.saturating_add(MAX_AGE) > attempt.entry.start;
-        let source = it.sources.get(block.index);
-        // The calls of a client that left are unknown.
-        let is_denied = source == Some(&Source::Redis) && it.end != End::Paid(block.index)
-            || source.is_none() && it.end == End::Unknown;
-        is_its && is_recent && is_denied && it.entry.start < block.end
-    })
 }
 
 impl Capability for Alternatives {
@@ -462,13 +376,10 @@ impl Capability for Alternatives {
     }
 
     async fn operate(&self, world: &World, place: usize, mut random: Random) {
-        let (key, index) = (random.below(KEYS), random.below(self.quotas.len()));
-        let (cost, time) = (*random.pick(&[1, 1, 1, 2, 3]), random.within(1..2_000));
-        let (keeps, blocks) = (if random.percent(15) { cost / 2 } else { cost }, random.percent(3));
-        match blocks {
-            true => self.block(world, place, key, index, Duration::from_millis(time)).await,
-            false => self.request(world, place, key, cost, keeps).await,
-        }
+        let key = random.below(KEYS);
+        let cost = *random.pick(&[1, 1, 1, 2, 3]);
+        let keeps = if random.percent(15) { cost / 2 } else { cost };
+        self.request(world, place, key, cost, keeps).await;
     }
 
     async fn compare(&self, world: &World, mut random: Random, when: &'static str) {
@@ -492,6 +403,5 @@ impl Capability for Alternatives {
             self.check_sums(world, &attempts);
         }
         self.check_limits(world, &attempts, &log.losses, log.healed);
-        self.check_blocks(world, &attempts, &log.losses);
     }
 }

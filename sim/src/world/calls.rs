@@ -24,7 +24,7 @@ use super::{
 };
 
 /// The longest time for which a deny cache repeats a denial.
-pub const MAX_AGE: Duration = Duration::from_secs(1);
+const MAX_AGE: Duration = Duration::from_secs(1);
 
 type Future = Pin<Box<dyn std::future::Future<Output = Result<Decision, Infallible>> + Send>>;
 

@@ -16,6 +16,7 @@ mod faults;
 mod hash_slots;
 mod holds;
 mod instances;
+mod leases;
 mod losses;
 mod network;
 mod oracle;

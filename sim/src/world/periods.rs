@@ -39,7 +39,7 @@ const DAYS_OF_MONTHS: [u64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 3
 /// Returns a quota whose periods start on a random day, which some months may lack.
 fn anchored(random: &mut Random, units: u32, unit: &str) -> Quota {
     let (year, month) = (random.within(2010..2030), random.within(1..13));
-    let leap = u64::from(month == 2 && year % 4 == 0);
+    let leap = u64::from(month == 2 && year.is_multiple_of(4));
     let last = DAYS_OF_MONTHS[month as usize - 1] + leap;
     let day = if random.percent(60) { random.within(28..32) } else { random.within(1..32) };
     let (zone, time) = (random.pick(&ZONES), random.pick(&TIMES));

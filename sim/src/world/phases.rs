@@ -8,7 +8,7 @@ use tokio::{
 };
 use tower_sluice::decision::Source;
 
-use super::{MARGIN, RECOVERY, World, deployment::Kind, lock, oracle::Entry};
+use super::{MARGIN, RECOVERY, World, deployment::Kind, leases, lock, oracle::Entry};
 use crate::random::Random;
 
 /// The time after which a connection that fell silent is replaced, also if a breaker permits few
@@ -52,6 +52,8 @@ impl World {
         let back = lock(&self.log).back;
         sleep(self.refill() + back).await;
         self.compare(random, "after the faults").await;
+        // Last, so that no other check depends on its time.
+        leases::check(&self, random.fork()).await;
         count
     }
 

@@ -53,7 +53,7 @@ struct State {
 
 impl Server {
     pub fn new(index: usize, epoch: i64, view: Option<Arc<Mutex<HashSlots>>>) -> Arc<Self> {
-        let node = Node::new();
+        let node = Node::default();
         let state = State {
             deaths: 0,
             work: Duration::ZERO,

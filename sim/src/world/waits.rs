@@ -188,7 +188,9 @@ fn name(of: &str, when: &str) -> String {
 /// Sends requests with work of some milliseconds from all processes for a while.
 async fn run(clients: &[[Client; 2]], works: Range<u64>, random: &mut Random) -> Vec<Visit> {
     let mut processes = JoinSet::new();
-    for [waiting, hasty] in clients.iter().cloned() {
+    for [waiting, hasty] in clients {
+        let waiting = waiting.clone();
+        let hasty = hasty.clone();
         let (mut random, works) = (random.fork(), works.clone());
         processes.spawn(async move {
             let gap = *random.pick(&[20, 100, 400]);

@@ -14,7 +14,7 @@ use std::{
 };
 
 use axum::{body::Body, extract::ConnectInfo};
-use http::{HeaderValue, Request};
+use http::Request;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use rand_distr::{Distribution, Zipf};
 #[cfg(target_os = "linux")]
@@ -186,13 +186,10 @@ fn batch(case: &Case, thread: usize, round: usize, dice: &mut SmallRng) -> Vec<u
     repeat_with(key).take(BATCH).collect()
 }
 
-/// Returns a request as axum passes it to a layer. The key is also a header field, for subjects
-/// that see no address.
+/// Returns a request as axum passes it to a layer.
 pub fn request(key: u32) -> Request<Body> {
     let address = Ipv4Addr::from_bits(0x0b00_0000 + key);
     let mut request = Request::new(Body::empty());
-    let text = HeaderValue::try_from(address.to_string()).expect("a value");
-    request.headers_mut().insert("x-api-key", text);
     request.extensions_mut().insert(ConnectInfo(SocketAddr::from((address, 4711))));
     request
 }

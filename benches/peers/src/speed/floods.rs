@@ -3,7 +3,7 @@
 
 use crate::{
     cases::request,
-    counts,
+    memory::memory,
     subject::{Limit, Setup, Subject},
 };
 
@@ -14,23 +14,19 @@ const BATCH: usize = 1_000;
 
 /// Prints both shares for each load.
 pub fn table() {
-    let bytes = |subject| counts::memory(subject)[0];
-    let equal = match (bytes(Subject::Ours), bytes(Subject::RateNet)) {
-        (Some(own), Some(other)) => Some((f64::from(CAPACITY) * own / other) as u32),
-        _ => None,
-    };
+    let ratio = memory(Subject::Ours) / memory(Subject::RateNet);
+    let equal = (f64::from(CAPACITY) * ratio) as u32;
     println!("\n### A flood of keys that are each exhausted for an hour, {CAPACITY} accounts\n");
     println!(
         "| keys before | | new keys denied, % | exhausted keys allowed, % |\n|---|---|---|---|"
     );
     let rivals = [
-        ("tower-sluice", Subject::Ours, Some(CAPACITY)),
-        ("rate-net, as many accounts", Subject::RateNet, Some(CAPACITY)),
+        ("tower-sluice", Subject::Ours, CAPACITY),
+        ("rate-net, as many accounts", Subject::RateNet, CAPACITY),
         ("rate-net, as many bytes", Subject::RateNet, equal),
     ];
     for load in [1, 2, 4, 6, 9] {
         for (title, subject, capacity) in rivals {
-            let Some(capacity) = capacity else { continue };
             let [denied, allowed] = flooded(subject, capacity, load * CAPACITY);
             println!("| {load} × | {title} ({capacity}) | {denied:.2} | {allowed:.2} |");
         }

@@ -15,13 +15,9 @@ use axum::{body::Body, extract::ConnectInfo};
 use http::{HeaderMap, HeaderValue, Request, Response, header};
 use tower::{Layer, Service};
 use tower_governor::key_extractor::PeerIpKeyExtractor;
-use tower_rate_limiter::RateLimitFields as Fields;
 use tower_sluice::{
-    Headers, LivePlan, LocalStore, PeerIp, Plan, Quota, RateLimitLayer, key::HeaderKey,
-    rule::Adaptive,
+    Headers, LivePlan, LocalStore, PeerIp, Plan, Quota, RateLimitLayer, rule::Adaptive,
 };
-
-use crate::floor::FloorLayer;
 
 /// Serves requests in sequence.
 pub type Runner = Box<dyn FnMut(Vec<Request<Body>>) -> Served + Send>;
@@ -37,8 +33,6 @@ pub struct Served {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     Bare,
-    Floor,
-    FloorTold,
     Governor,
     GovernorTold,
     Ours,
@@ -50,13 +44,8 @@ pub enum Subject {
     OursAdaptive,
     OursTwo,
     AxumGovernor,
-    LimiterGcra,
-    LimiterGcraTold,
-    LimiterWindowTold,
     RateNet,
     RateNetTold,
-    RateTierTold,
-    ThrottleKitTold,
 }
 
 /// The conditions under which a subject serves.
@@ -107,15 +96,12 @@ pub enum Limit {
 
 impl Subject {
     /// The subjects that can be exhausted.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 12] = [
         Self::Bare,
-        Self::Floor,
-        Self::FloorTold,
         Self::Governor,
         Self::Ours,
         Self::RateNet,
         Self::AxumGovernor,
-        Self::LimiterGcra,
         Self::GovernorTold,
         Self::OursTold,
         Self::OursFull,
@@ -123,17 +109,11 @@ impl Subject {
         Self::OursLive,
         Self::OursTwo,
         Self::RateNetTold,
-        Self::LimiterGcraTold,
-        Self::LimiterWindowTold,
-        Self::RateTierTold,
-        Self::ThrottleKitTold,
     ];
 
     /// The subjects that take less than a microsecond.
-    pub const FAST: [Self; 10] = [
+    pub const FAST: [Self; 8] = [
         Self::Bare,
-        Self::Floor,
-        Self::FloorTold,
         Self::Governor,
         Self::Ours,
         Self::RateNet,
@@ -144,10 +124,8 @@ impl Subject {
     ];
 
     /// This crate's forms beside tower_governor.
-    pub const OWN: [Self; 10] = [
+    pub const OWN: [Self; 8] = [
         Self::Bare,
-        Self::Floor,
-        Self::FloorTold,
         Self::Governor,
         Self::GovernorTold,
         Self::RateNet,
@@ -161,8 +139,6 @@ impl Subject {
     pub fn title(self) -> &'static str {
         match self {
             Self::Bare => "no layer",
-            Self::Floor => "the floor",
-            Self::FloorTold => "the floor, 2 fields",
             Self::Governor => "tower_governor",
             Self::GovernorTold => "tower_governor, 2 fields",
             Self::Ours => "tower-sluice",
@@ -173,37 +149,13 @@ impl Subject {
             Self::OursAdaptive => "tower-sluice, adaptive slots",
             Self::OursTwo => "tower-sluice, two limits",
             Self::AxumGovernor => "axum-governor",
-            Self::LimiterGcra => "tower-rate-limiter, GCRA",
-            Self::LimiterGcraTold => "tower-rate-limiter, GCRA, 2 fields",
-            Self::LimiterWindowTold => "tower-rate-limiter, window, 2 fields",
             Self::RateNet => "rate-net",
             Self::RateNetTold => "rate-net, 3 fields",
-            Self::RateTierTold => "tower-rate-tier, 3 fields, key in a header",
-            Self::ThrottleKitTold => "throttle-kit, 2 fields",
         }
-    }
-
-    /// Returns the floor to which this subject is compared.
-    pub fn floor(self) -> Self {
-        if self.title().contains("fields") { Self::FloorTold } else { Self::Floor }
     }
 
     pub fn named(title: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|subject| subject.title() == title)
-    }
-
-    /// Returns a runner for a service limited by `x-api-key`, for crates with a suitable extractor,
-    /// or with one that takes a few lines to write.
-    pub fn by_text(self, limit: Limit) -> Option<Runner> {
-        let setup = Setup::new(limit);
-        let all = match self {
-            Self::Bare => runners(&tower::layer::util::Identity::new(), setup),
-            Self::Governor => runners(&tower_governor_by_text(limit), setup),
-            Self::Ours => runners(&ours_by_text(limit), setup),
-            Self::RateTierTold => runners(&rate_tier(limit), setup),
-            _ => return None,
-        };
-        all.into_iter().next()
     }
 
     /// Returns runners of one limited service, one per thread.
@@ -211,8 +163,6 @@ impl Subject {
         let limit = setup.limit;
         match self {
             Self::Bare => runners(&tower::layer::util::Identity::new(), setup),
-            Self::Floor => runners(&floor(limit, false), setup),
-            Self::FloorTold => runners(&floor(limit, true), setup),
             Self::Governor => runners(&tower_governor(limit), setup),
             Self::GovernorTold => runners(&tower_governor_told(limit), setup),
             Self::Ours => runners(&ours(setup, Headers::None), setup),
@@ -230,30 +180,13 @@ impl Subject {
                 runners(&ours_of([quota(limit), other.with_name("other")], setup), setup)
             }
             Self::AxumGovernor => runners(&axum_governor(limit), setup),
-            Self::LimiterGcra => runners(&limiter_gcra(limit, Fields::Disabled), setup),
-            Self::LimiterGcraTold => runners(&limiter_gcra(limit, Fields::Draft11), setup),
-            Self::LimiterWindowTold => runners(&limiter_window(limit), setup),
             Self::RateNet => runners(&rate_net(setup, false), setup),
             Self::RateNetTold => runners(&rate_net(setup, true), setup),
-            Self::RateTierTold => runners(&rate_tier(limit), setup),
-            Self::ThrottleKitTold => runners(&throttle_kit(limit), setup),
         }
     }
 }
 
 impl Limit {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ample => "ample",
-            Self::One => "one",
-            Self::Slow => "slow",
-        }
-    }
-
-    pub fn named(name: &str) -> Option<Self> {
-        [Self::Ample, Self::One, Self::Slow].into_iter().find(|limit| limit.name() == name)
-    }
-
     /// Returns the burst, and the time of one request.
     fn parts(self) -> (u32, Duration) {
         match self {
@@ -269,47 +202,6 @@ impl Limit {
         let quota = governor::Quota::with_period(interval).expect("a period");
         quota.allow_burst(burst.try_into().expect("above 0"))
     }
-}
-
-fn floor(limit: Limit, has_fields: bool) -> FloorLayer {
-    let (burst, interval) = limit.parts();
-    FloorLayer::new(burst, interval, has_fields)
-}
-
-fn ours_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
-    let (burst, interval) = limit.parts();
-    let quota = Quota::new(1, interval).expect("a quota").with_burst(burst);
-    let store = LocalStore::with_capacity(1_000_000);
-    RateLimitLayer::new(HeaderKey::new("x-api-key"), quota, store).headers(Headers::None)
-}
-
-/// `x-api-key` as a key of tower_governor.
-#[derive(Clone, Debug)]
-struct ApiKey;
-
-impl tower_governor::key_extractor::KeyExtractor for ApiKey {
-    type Key = String;
-
-    fn name(&self) -> &'static str {
-        "api key"
-    }
-
-    fn extract<T>(&self, request: &Request<T>) -> Result<String, tower_governor::GovernorError> {
-        let key = request.headers().get("x-api-key").and_then(|key| key.to_str().ok());
-        key.map(str::to_owned).ok_or(tower_governor::GovernorError::UnableToExtractKey)
-    }
-
-    fn key_name(&self, key: &String) -> Option<String> {
-        Some(key.clone())
-    }
-}
-
-fn tower_governor_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
-    let (burst, interval) = limit.parts();
-    let mut config = tower_governor::governor::GovernorConfigBuilder::default();
-    config.period(interval).burst_size(burst);
-    let config = config.key_extractor(ApiKey).finish();
-    tower_governor::GovernorLayer::<_, _, Body>::new(config.expect("a configuration"))
 }
 
 type Ours = RateLimitLayer<tower_sluice::Rule<PeerIp>, LocalStore>;
@@ -365,27 +257,6 @@ fn axum_governor(limit: Limit) -> impl Layer<Hello, Service: Limited> {
     axum_governor::GovernorLayer::new(config.expect("a configuration"))
 }
 
-fn limiter_gcra(limit: Limit, fields: Fields) -> impl Layer<Hello, Service: Limited> {
-    let (burst, interval) = limit.parts();
-    let quota = tower_rate_limiter::GcraQuota::new(1, interval, burst).expect("a quota");
-    tower_rate_limiter::RateLimitLayer::builder(tower_rate_limiter::IpKeyExtractor::new())
-        .with_policy(tower_rate_limiter::MemoryGcra::new(quota))
-        .rate_limit_fields(fields)
-        .build()
-        .expect("a layer")
-}
-
-fn limiter_window(limit: Limit) -> impl Layer<Hello, Service: Limited> {
-    let (burst, _) = limit.parts();
-    let store = tower_rate_limiter::MemoryStore::new();
-    let window = Duration::from_secs(3600);
-    let policy = tower_rate_limiter::FixedWindow::new(store, burst.into(), window);
-    tower_rate_limiter::RateLimitLayer::builder(tower_rate_limiter::IpKeyExtractor::new())
-        .with_policy(policy.expect("a policy"))
-        .build()
-        .expect("a layer")
-}
-
 /// Reads axum's address, for which it has no extractor.
 fn rate_net(setup: Setup, fields: bool) -> impl Layer<Hello, Service: Limited> {
     let (burst, interval) = setup.limit.parts();
@@ -397,25 +268,6 @@ fn rate_net(setup: Setup, fields: bool) -> impl Layer<Hello, Service: Limited> {
         Some(rate_net::Key::ip_prefix(peer.0.ip(), 32, 64))
     };
     rate_net::tower::RateLimitLayer::new(limiter, key).with_headers_on_success(fields)
-}
-
-/// Limits by a header field, because it sees nothing else.
-fn rate_tier(limit: Limit) -> impl Layer<Hello, Service: Limited> {
-    let (burst, interval) = limit.parts();
-    let quota = tower_rate_tier::Quota::with_window(burst, interval * burst);
-    let tiers = tower_rate_tier::RateTier::builder().tier("one", quota).default_tier("one").build();
-    tower_rate_tier::TierLimitLayer::new(tiers).identifier_fn(|headers| {
-        let key = headers.get("x-api-key")?.to_str().ok()?;
-        Some(tower_rate_tier::TierIdentity::new(key, "one"))
-    })
-}
-
-/// Uses intervals in whole milliseconds.
-fn throttle_kit(limit: Limit) -> impl Layer<Hello, Service: Limited> {
-    let (burst, interval) = limit.parts();
-    let interval = interval.max(Duration::from_millis(1));
-    let quota = throttle_kit::Quota::from_parts(interval, burst);
-    throttle_kit::RateLimitLayer::new(quota, throttle_kit::InMemoryBackend::new())
 }
 
 /// A layer's service, of which each thread has a clone.

@@ -44,7 +44,7 @@ struct Inner {
 
 impl Tee {
     pub fn new(real: MultiplexedConnection) -> Self {
-        let (node, story) = (Node::new(), Vec::new());
+        let (node, story) = (Node::default(), Vec::new());
         let inner = Inner { node, story, difference: None, unsure: false, late: 0 };
         Self { real, inner: Arc::new(Mutex::new(inner)), turn: Arc::default() }
     }
