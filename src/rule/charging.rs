@@ -24,47 +24,37 @@ impl<K: KeyExtractor> Rule<K> {
             .map_or(Applies::Charge, |applies| applies(head))
     }
 
-    /// Calls `then` with the charge of a request to which the rule applies, unless it has no key.
-    #[inline(always)]
-    fn with_charge<T>(
-        &self,
-        head: &RequestHead<'_>,
-        applies: Applies,
-        then: impl FnOnce(&Charge<'_>) -> T,
-    ) -> Result<Option<T>, KeyError> {
-        let mut found = self.extractor.extract(head);
-        share_unless_client(&self.extractor, &mut found);
-        let key = self.key(&mut found, applies).map_err(Clone::clone)?;
-        Ok(key.map(|key| self.with_charge_of(key, head, then)))
-    }
-
-    /// Returns the key to charge, of the one that was found. Returns `None` if the request has no key, or if
-    /// the key is unusable and the rule is report-only.
+    /// Returns the key to charge, or `None` if the request has no key, or if the key is unusable and the
+    /// rule is report-only.
     ///
-    /// Borrows the key, because moving it costs as much as hashing it.
+    /// Borrows the key, because moving it costs as much as hashing it. Stores the key in `made` if
+    /// it is not the one that was `found`.
     #[inline(always)]
     pub(super) fn key<'k>(
         &self,
-        found: &'k mut Result<Option<Key>, KeyError>,
+        found: &'k Result<Option<Key>, KeyError>,
+        made: &'k mut Option<Result<Option<Key>, KeyError>>,
         applies: Applies,
     ) -> Result<Option<&'k Key>, &'k KeyError> {
-        let is_plain =
-            matches!(found, Ok(Some(key)) if !key.is_blank() && key.len() <= self.max_key_len);
-        if !is_plain {
-            *found = self.resolve_missing(found, applies);
-            if found.is_err() && self.report_only.is_on() {
-                return Ok(None);
-            }
+        if let Ok(Some(key)) = found
+            && key.len() <= self.max_key_len
+            && !key.is_blank()
+        {
+            return Ok(Some(key));
         }
-        found.as_ref().map(Option::as_ref)
+        let resolved = made.insert(self.resolve_missing(found, applies));
+        if resolved.is_err() && self.report_only.is_on() {
+            return Ok(None);
+        }
+        resolved.as_ref().map(Option::as_ref)
     }
 
     /// Calls `then` with the charge of a request that has this key.
     #[inline(always)]
-    pub(super) fn with_charge_of<T>(
+    pub(super) fn with_charge<T>(
         &self,
-        key: &Key,
         head: &RequestHead<'_>,
+        key: &Key,
         then: impl FnOnce(&Charge<'_>) -> T,
     ) -> T {
         let mut made = None;
@@ -128,17 +118,16 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
             then(before);
             return Ok(());
         }
-        let charged = self.with_charge(head, applies, |charge| {
-            if self.plan.is_unlimited() {
-                then(before);
-            } else {
-                append_charge(charge, before, then);
-            }
-        });
-        match (charged?, &self.if_no_key) {
+        let mut found = self.extractor.extract(head);
+        share_unless_client(&self.extractor, &mut found);
+        let mut made = None;
+        let key = self.key(&found, &mut made, applies).map_err(Clone::clone)?;
+        match (key, &self.if_no_key) {
             (None, Some(rules)) => return rules.append_charges(head, before, then),
-            (None, None) => then(before),
-            (Some(()), _) => {}
+            (Some(key), _) if !self.plan.is_unlimited() => {
+                self.with_charge(head, key, |charge| append_charge(charge, before, then));
+            }
+            _ => then(before),
         }
         Ok(())
     }
@@ -158,10 +147,14 @@ impl<K: KeyExtractor> Sealed for Rule<K> {
         if applies == Applies::Skip {
             return bypassed(Bypass::NO_RULE);
         }
-        match self.with_charge(head, applies, one) {
-            Ok(Some(result)) => result,
+        // Found here, since a helper that returned it would copy the key.
+        let mut found = self.extractor.extract(head);
+        share_unless_client(&self.extractor, &mut found);
+        let mut made = None;
+        match self.key(&found, &mut made, applies) {
+            Ok(Some(key)) => self.with_charge(head, key, one),
             Ok(None) => bypassed(Bypass::NO_RULE),
-            Err(error) => bypassed(error.into()),
+            Err(error) => bypassed(error.clone().into()),
         }
     }
 }

@@ -245,7 +245,7 @@ impl<K: KeyExtractor> FairRule<K> {
         then: &mut Then<'_>,
     ) {
         let everyone = Key::everyone();
-        self.pool.with_charge_of(&everyone, head, |charge| {
+        self.pool.with_charge(head, &everyone, |charge| {
             let Some(quota) = pool(charge.quotas) else {
                 return append_charge(charge, before, then);
             };
@@ -282,8 +282,10 @@ impl<K: KeyExtractor> Sealed for FairRule<K> {
             then(before);
             return Ok(());
         }
-        let mut found = self.share.extractor.extract(head);
-        let client = self.share.key(&mut found, applies).map_err(Clone::clone)?;
+        let found = self.share.extractor.extract(head);
+        let mut made = None;
+        let client = self.share.key(&found, &mut made, applies);
+        let client = client.map_err(Clone::clone)?;
         self.append_own(head, client, before, then);
         Ok(())
     }

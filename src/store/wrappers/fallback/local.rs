@@ -99,7 +99,8 @@ where
         // A denial without a call changed no account. Of the operations of operators, a denied one did nothing.
         let is_call = decision.cause().is_answer();
         let is_charge = matches!(op, Op::Take(_) | Op::Adjust(..));
-        if !decision.is_allowed() && !(is_call && is_charge) {
+        let is_mirrored = decision.is_allowed() || (is_call && is_charge);
+        if !is_mirrored {
             return decision;
         }
         match op {
