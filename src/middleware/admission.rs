@@ -447,10 +447,7 @@ where
     #[inline(always)]
     fn reject(self, decision: &Decision, charges: &[Charge<'_>]) -> Next<B, S> {
         let settings = &self.layer.settings;
-        let retry_after =
-            settings
-                .retries
-                .wait(settings.queue_bounds, self.head, decision, charges);
+        let retry_after = settings.reported_wait(self.head, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);

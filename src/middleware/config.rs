@@ -138,7 +138,7 @@ impl LayerConfig {
             exempt_preflights: false,
             has_exceptions: true,
             report_only: Toggle::off(),
-            retries: Retries::default(),
+            retries: Retries::new(infos),
             may_hold: infos.iter().any(RuleInfo::may_hold),
             may_queue: infos.iter().any(|info| info.queues),
             queue_bounds: Bounds {
