@@ -112,8 +112,8 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// - Each process counts for itself: `n` processes together allow `n` times as many strikes, and the
 ///   blocks of a key grow more slowly. A process that restarts has counted nothing.
 /// - While the table is full of keys with recent strikes, new keys have none.
-/// - Denials in an outage of the store, by a queue that other keys filled, by a full `LocalStore` (an
-///   account that keys share) or by adaptive limits are no strikes.
+/// - Denials in an outage of the store, in an [overload](crate::decision::Source::Overload), by a queue
+///   that other keys filled, or by a full `LocalStore` (an account that keys share) are no strikes.
 /// - A denial is a strike for each rule that denies, and, of [alternatives](crate::Rule::or), for the
 ///   one that fits first. A deny cache knows only the rule that denies longest.
 /// - A block is under the rule of the penalty. Of alternatives, it denies the requests that reach that
