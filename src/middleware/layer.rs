@@ -463,7 +463,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// The layer itself holds slots in the bodies of axum and tonic (features `axum` and `tonic`).
     /// Any other body needs this function or [`HoldUntil::Head`]. Otherwise, the layer rejects
     /// requests that need slots with 503 without a store call, and warns once. Rates need no such
-    /// function.
+    /// function. Of [alternatives](Rule::or), a request needs all up to the first that fits.
     ///
     /// A body such as `Full<Bytes>` cannot contain another body. Let the service box its bodies.
     ///
