@@ -129,7 +129,7 @@ impl Override {
 }
 
 impl LayerConfig {
-    /// Creates the default settings for these rules, on a store with these accounts.
+    /// Creates the default settings for these rules. `accounts` is the identity of the store's accounts.
     pub(crate) fn new(infos: &[RuleInfo<'_>], accounts: Option<usize>) -> Self {
         Self {
             headers: HeaderPolicy::default(),

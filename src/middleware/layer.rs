@@ -101,8 +101,8 @@ use crate::{
 /// Different quotas under one rule name are not detected if they are chosen per request, or belong
 /// to a [`Limiter`](crate::Limiter) or another process.
 ///
-/// The inner service must be `Clone`. The layer clones the service for each rejection and for each
-/// request that waits.
+/// The inner service must be `Clone`. The layer clones the service for each request that is rejected,
+/// that waits, or whose store answers later, such as Redis.
 #[must_use]
 pub struct RateLimitLayer<
     K = Arc<dyn Rules + Send + Sync>,
