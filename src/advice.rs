@@ -260,7 +260,7 @@ pub(crate) fn warn_of_inner_cors() {
 #[derive(Debug)]
 pub(crate) struct NestingCheck {
     requests: AtomicU32,
-    /// The number of the store's accounts, or `None` if the store does not know it.
+    /// The identity of the store's accounts, or `None` if it is unknown.
     accounts: Option<usize>,
 }
 
@@ -270,13 +270,13 @@ struct CountedBy(Vec<CountingRule>);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct CountingRule {
-    /// The number of the store's accounts.
+    /// The identity of the store's accounts.
     accounts: usize,
     rule: RuleName,
 }
 
 impl NestingCheck {
-    /// Creates the check of a layer whose store has these accounts: a number that no other store has.
+    /// Creates the check of a layer. `accounts` is the identity of its store's accounts.
     pub(crate) fn new(accounts: Option<usize>) -> Self {
         Self {
             requests: AtomicU32::new(0),

@@ -93,9 +93,11 @@ struct OpenCharges {
     config: AdjustConfig,
     charges: OwnedCharges,
     decision: Decision,
+    /// `true` if the request was charged, and no failure has undone that.
+    is_charged: bool,
     /// The runtime of the request. A handle may be used, or dropped, by a thread without one.
     runtime: Option<runtime::Handle>,
-    /// One flag per charge. `true` if the charge can no longer be adjusted.
+    /// One flag per charge. `true` once the charge was adjusted.
     adjusted: SmallVec<[AtomicBool; 8]>,
 }
 
@@ -143,13 +145,14 @@ impl ChargeHandle {
         config: &AdjustConfig,
         charges: &[Charge<'_>],
         decision: Decision,
-        charged: bool,
+        is_charged: bool,
     ) -> Self {
-        let adjusted = charges.iter().map(|_| AtomicBool::new(!charged)).collect();
+        let adjusted = charges.iter().map(|_| AtomicBool::new(false)).collect();
         Self(Arc::new(OpenCharges {
             config: config.clone(),
             charges: charges.into(),
             decision,
+            is_charged,
             runtime: runtime::Handle::try_current().ok(),
             adjusted,
         }))
@@ -232,7 +235,7 @@ impl ChargeHandle {
         let store = &self.0.config.store;
         self.0.with(|charges| {
             of_client(charges)
-                .filter(|charge| self.0.decision.charged(charge.rule))
+                .filter(|charge| self.0.charged(charge.rule))
                 .for_each(|charge| store.reset(charge).detach(drop));
         });
     }
@@ -244,7 +247,7 @@ impl ChargeHandle {
             .config
             .classify
             .as_ref()
-            .filter(|_| !self.0.adjusted.is_empty());
+            .filter(|_| self.0.is_charged);
         if let Some(classify) = classify {
             self.0.adjust(None, classify(&ResponseHead::from(response)));
         }
@@ -270,6 +273,11 @@ impl OpenCharges {
         self.charges.with(call)
     }
 
+    /// Returns `true` if the request was charged under `rule`.
+    fn charged(&self, rule: RuleName) -> bool {
+        self.is_charged && self.decision.charged(rule)
+    }
+
     /// Adjusts the charges of a rule, or of all rules, unless it keeps them: they can then be adjusted later.
     fn adjust(&self, rule: Option<&str>, adjustment: Adjustment) {
         if adjustment == Adjustment::Keep {
@@ -278,8 +286,8 @@ impl OpenCharges {
         self.with(|charges| {
             for (charge, adjusted) in charges.iter().zip(&self.adjusted) {
                 let is_meant = rule.is_none_or(|name| charge.known_name() == name);
-                let is_charged = self.decision.charged(charge.rule);
-                if is_meant && is_charged && !adjusted.swap(true, AcqRel) {
+                let may_adjust = is_meant && self.charged(charge.rule);
+                if may_adjust && !adjusted.swap(true, AcqRel) {
                     self.adjust_to(charge, adjustment.units(charge.cost));
                 }
             }
@@ -295,8 +303,8 @@ impl OpenCharges {
         }
     }
 
-    /// Charges more units under the current quotas of the rule. An older quota could end the account of the
-    /// current one.
+    /// Charges more units under the current quotas of the rule. A charge of an older quota, such as one of
+    /// another algorithm, could replace the account.
     fn charge_late(&self, charge: &Charge<'_>, units: u32) {
         let rule = charge.rule;
         let mut rules = self.config.rules.iter();

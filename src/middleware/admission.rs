@@ -229,16 +229,16 @@ where
         asked: Asked,
         queued: Option<Box<QueuedRequest<S>>>,
     ) -> Next<B, S> {
-        if self.cannot_hold(all.charges) {
-            return self.deny_unheld(all.charges);
-        }
         let store: &S = &self.layer.store;
         loop {
             let mut made = SmallVec::new();
+            let charges = attempts.charges(all, &mut made);
+            if self.cannot_hold(charges) {
+                return self.deny_unheld(charges);
+            }
             let waiter = queued.as_ref().and_then(|queued| queued.waiter.as_ref());
             let context = store::Context::default().with_waiter(waiter);
-            let take = Op::Take(attempts.charges(all, &mut made));
-            match store.call(take, &context) {
+            match store.call(Op::Take(charges), &context) {
                 Answer::Now(ref mut decision) => {
                     let decision = decision.as_mut().unwrap_or_else(|error| error.never());
                     if !attempts.advance(all, decision) {
@@ -447,10 +447,7 @@ where
     #[inline(always)]
     fn reject(self, decision: &Decision, charges: &[Charge<'_>]) -> Next<B, S> {
         let settings = &self.layer.settings;
-        let retry_after =
-            settings
-                .retries
-                .wait(settings.queue_bounds, self.head, decision, charges);
+        let retry_after = settings.reported_wait(self.head, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);

@@ -129,7 +129,7 @@ impl Override {
 }
 
 impl LayerConfig {
-    /// Creates the default settings for these rules, on a store with these accounts.
+    /// Creates the default settings for these rules. `accounts` is the identity of the store's accounts.
     pub(crate) fn new(infos: &[RuleInfo<'_>], accounts: Option<usize>) -> Self {
         Self {
             headers: HeaderPolicy::default(),
@@ -138,7 +138,7 @@ impl LayerConfig {
             exempt_preflights: false,
             has_exceptions: true,
             report_only: Toggle::off(),
-            retries: Retries::default(),
+            retries: Retries::new(infos),
             may_hold: infos.iter().any(RuleInfo::may_hold),
             may_queue: infos.iter().any(|info| info.queues),
             queue_bounds: Bounds {
@@ -239,8 +239,8 @@ impl LayerConfig {
         overcommit.try_enter().map(Override::Overcommit)
     }
 
-    /// Makes the wait of each denial by an adaptive limit unknown, because a larger limit may allow the
-    /// request. If only adaptive limits deny, the source is an overload.
+    /// Makes the wait of each denial unknown that a larger adaptive limit would end. If there are no other
+    /// denials, the source is an overload.
     #[inline]
     pub(crate) fn mark_overload(&self, decision: &mut Decision, charges: &[Charge<'_>]) {
         if self.adaptive.is_empty() || decision.is_blocked() {
@@ -252,14 +252,11 @@ impl LayerConfig {
             if !outcome.denies() {
                 continue;
             }
-            let Some(max) = self.adaptive_max(outcome) else {
-                is_by_others = true;
-                continue;
-            };
-            is_by_adaptive = true;
-            let charge = Charge::find(charges, outcome.rule());
-            if charge.is_some_and(|charge| charge.demand().need() <= max.into()) {
+            if self.may_fit_later(outcome, charges) {
+                is_by_adaptive = true;
                 outcome.set_retry_ns(UNKNOWN_WAIT);
+            } else {
+                is_by_others = true;
             }
         }
         if is_by_adaptive && !is_by_others {
@@ -267,13 +264,19 @@ impl LayerConfig {
         }
     }
 
-    /// Returns the highest limit of an outcome, if the limit is adaptive.
-    fn adaptive_max(&self, outcome: &Outcome) -> Option<u32> {
+    /// Returns `true` if the limit of an outcome is adaptive, and at its highest admits the charge.
+    fn may_fit_later(&self, outcome: &Outcome, charges: &[Charge<'_>]) -> bool {
         // Only the outcome of slots is that of the adaptive limit.
-        outcome.held()?;
+        if outcome.held().is_none() {
+            return false;
+        }
+        let rule = outcome.rule();
         let mut adaptive = self.adaptive.iter();
-        let found = adaptive.find(|adaptive| adaptive.rule == outcome.rule())?;
-        Some(found.controller.max)
+        let Some(adaptive) = adaptive.find(|adaptive| adaptive.rule == rule) else {
+            return false;
+        };
+        let max = u64::from(adaptive.controller.max);
+        Charge::find(charges, rule).is_some_and(|charge| charge.demand().need() <= max)
     }
 
     /// Returns `true` if anything reads the decisions.

@@ -101,8 +101,8 @@ use crate::{
 /// Different quotas under one rule name are not detected if they are chosen per request, or belong
 /// to a [`Limiter`](crate::Limiter) or another process.
 ///
-/// The inner service must be `Clone`. The layer clones the service for each rejection and for each
-/// request that waits.
+/// The inner service must be `Clone`. The layer clones the service for each request that is rejected,
+/// that waits, or whose store answers later, such as Redis.
 #[must_use]
 pub struct RateLimitLayer<
     K = Arc<dyn Rules + Send + Sync>,
@@ -463,7 +463,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// The layer itself holds slots in the bodies of axum and tonic (features `axum` and `tonic`).
     /// Any other body needs this function or [`HoldUntil::Head`]. Otherwise, the layer rejects
     /// requests that need slots with 503 without a store call, and warns once. Rates need no such
-    /// function.
+    /// function. Of [alternatives](Rule::or), a request needs all up to the first that fits.
     ///
     /// A body such as `Full<Bytes>` cannot contain another body. Let the service box its bodies.
     ///

@@ -112,10 +112,10 @@ type IsStrike = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 /// - Each process counts for itself: `n` processes together allow `n` times as many strikes, and the
 ///   blocks of a key grow more slowly. A process that restarts has counted nothing.
 /// - While the table is full of keys with recent strikes, new keys have none.
-/// - Denials in an outage of the store, by a queue that other keys filled, by a full `LocalStore` (an
-///   account that keys share) or by adaptive limits are no strikes.
+/// - Denials in an outage of the store, in an [overload](crate::decision::Source::Overload), by a queue
+///   that other keys filled, or by a full `LocalStore` (an account that keys share) are no strikes.
 /// - A denial is a strike for each rule that denies, and, of [alternatives](crate::Rule::or), for the
-///   one that fits first. A deny cache knows only the rule that denies longest.
+///   one with the shortest wait. A deny cache knows only the rule that denies longest.
 /// - A block is under the rule of the penalty. Of alternatives, it denies the requests that reach that
 ///   rule, so give the penalty to the first of them.
 /// - The denial that leads to a block names the wait for units, and the next ones only the rest of the
@@ -290,8 +290,8 @@ impl KeyStrikes {
     fn block(&mut self, penalty: &Penalty, now: u64) -> Duration {
         let last = penalty.blocks.len() - 1;
         let forgive = nanos(penalty.forgive);
-        // A block of a level is forgiven after as many times and one more, so what is left of that, rounded
-        // up, is the level of the next block.
+        // A block of level n is forgiven after n + 1 times `forgive`. What is left of that, rounded up, is
+        // the level of the next block.
         let recent = self.forgiven_at.saturating_sub(now).div_ceil(forgive);
         let level = usize::try_from(recent).unwrap_or(last).min(last);
         self.forgiven_at = now.saturating_add(forgive.saturating_mul(level as u64 + 1));
@@ -516,8 +516,8 @@ pub(crate) struct PendingStrike {
 }
 
 impl PendingStrike {
-    /// Returns `None` unless the rule charged the request, or would have without
-    /// [`Overcommit`](crate::middleware::Overcommit), and may stop requests.
+    /// Returns `None` unless the request runs under the rule, which may stop requests. It may be uncharged:
+    /// by [`Overcommit`](crate::middleware::Overcommit), or by a store that failed open.
     pub(crate) fn new(
         penalty: &Arc<RulePenalty>,
         decision: &Decision,

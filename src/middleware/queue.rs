@@ -28,8 +28,8 @@ use crate::{
 /// The default maximum of one key is the total maximum divided by this number.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
-/// The last call of a request that waits for a slot begins before the wait ends: by the time that the
-/// call before took, and this time.
+/// The last call of a request that waits for a slot begins before the end of its wait: earlier by the
+/// length of its previous call, and by this time.
 const LAST_CALL: Duration = Duration::from_millis(5);
 
 /// The maximum number of queued requests, in total and per key.
@@ -276,11 +276,11 @@ impl<S: Store> QueuedRequest<S> {
         })
     }
 
-    /// Begins a wait for a slot. Returns its end, unless the request is woken before.
+    /// Begins a wait for a slot. Returns at once the instant at which the wait ends if nothing wakes the
+    /// request earlier.
     ///
-    /// If there is time for one more call, that is shortly before the time of the request is over. The request
-    /// then asks a last time, and cannot wait again. Otherwise, it is the end of its time, and the request is
-    /// denied.
+    /// If there is time for one more call, that is shortly before the time of the request is over, and the
+    /// request then asks again. Otherwise, it is the end of its time, and the request is denied.
     ///
     /// Returns `None` if the request has no place in a queue of the store, or its wait has ended.
     pub(super) fn begin_slot_wait(&mut self) -> Option<Instant> {

@@ -9,13 +9,13 @@ use std::{
     time::Duration,
 };
 
-use super::queue::Bounds;
+use super::config::LayerConfig;
 use crate::{
     decision::{Decision, Outcome, Source},
     head::RequestHead,
     quota::Quota,
     reject,
-    rule::RuleName,
+    rule::{RuleInfo, RuleName, longest_wait},
     store::{Charge, Clock},
 };
 
@@ -108,41 +108,93 @@ pub(crate) struct Retries {
     policy: RetryAfter,
     /// `true` if rejections have the field `retry-after-ms`.
     pub(super) in_milliseconds: bool,
+    queueing: Arc<[QueueingRule]>,
     promises: Arc<Promises>,
 }
 
+/// A rule whose requests may wait in the layer.
+struct QueueingRule {
+    name: RuleName,
+    max_wait: Duration,
+}
+
+impl QueueingRule {
+    fn new(info: &RuleInfo<'_>) -> Option<Self> {
+        Some(Self {
+            name: info.name,
+            max_wait: info.max_wait?,
+        })
+    }
+}
+
 impl Retries {
+    /// Creates the default settings of a layer with these rules.
+    pub(super) fn new(infos: &[RuleInfo<'_>]) -> Self {
+        Self {
+            queueing: infos.iter().filter_map(QueueingRule::new).collect(),
+            ..Self::default()
+        }
+    }
+
     /// Sets the policy, whose queues are empty.
     pub(super) fn set_policy(&mut self, policy: RetryAfter) {
         self.policy = policy;
         self.promises = Arc::default();
     }
 
-    /// Returns the wait to report, or `None` if waiting does not help. Requests wait in the layer within
-    /// these bounds.
+    /// Returns the unit in which the client reads waits.
+    fn step(&self, head: &RequestHead<'_>) -> Duration {
+        let is_exact = self.in_milliseconds || reject::is_grpc(head);
+        if is_exact { MILLISECOND } else { SECOND }
+    }
+}
+
+impl LayerConfig {
+    /// Returns the wait that a denial reports, or `None` if waiting does not help.
     #[inline]
-    pub(super) fn wait(
+    pub(super) fn reported_wait(
         &self,
-        bounds: Bounds,
         head: &RequestHead<'_>,
         denial: &Decision,
         charges: &[Charge<'_>],
     ) -> Option<Duration> {
         let earliest = denial.retry_after()?;
-        match self.policy {
+        let retries = &self.retries;
+        match retries.policy {
             RetryAfter::Earliest | RetryAfter::Jitter(0) => Some(earliest),
-            RetryAfter::Jitter(percent) => Some(with_jitter(earliest, percent, self.step(head))),
-            RetryAfter::Queue => match Pace::of(denial, charges, bounds, self.step(head)) {
-                Some(pace) => Some(self.promises.promise(&pace, now(denial), earliest)),
+            RetryAfter::Jitter(percent) => Some(with_jitter(earliest, percent, retries.step(head))),
+            RetryAfter::Queue => match Pace::of(self, head, denial, charges) {
+                Some(pace) => Some(retries.promises.promise(&pace, now(denial), earliest)),
                 None => Some(earliest),
             },
         }
     }
 
-    /// Returns the unit in which the client reads waits.
-    fn step(&self, head: &RequestHead<'_>) -> Duration {
-        let is_exact = self.in_milliseconds || reject::is_grpc(head);
-        if is_exact { MILLISECOND } else { SECOND }
+    /// Returns the longest time for which the retry of a request waits in the layer for the turn of a
+    /// charge. At most [`Bounds::of`](super::queue::Bounds::of) requests of a key wait, each an interval
+    /// after the one before.
+    ///
+    /// The charge itself has what is left of this time: nothing if the request found the queue full.
+    fn longest_queue_wait(
+        &self,
+        head: &RequestHead<'_>,
+        charges: &[Charge<'_>],
+        charge: &Charge<'_>,
+        quota: &Quota,
+    ) -> Duration {
+        // A quota with soft units has no queue.
+        let never_queues = quota.soft() > 0
+            || charges.iter().any(Charge::takes_several_slots)
+            || self.queue.is_closed();
+        if never_queues {
+            return Duration::ZERO;
+        }
+        let mut queueing = self.retries.queueing.iter();
+        let rule = queueing.find(|rule| rule.name == charge.rule);
+        let max_wait = rule.map_or(Duration::ZERO, |rule| longest_wait(head, rule.max_wait));
+        let bound = self.queue_bounds.of(&charge.with_max_wait(max_wait));
+        let waiters = u32::try_from(bound).unwrap_or(u32::MAX);
+        max_wait.min(quota.interval().saturating_mul(waiters))
     }
 }
 
@@ -188,10 +240,10 @@ struct Pace<'a> {
 impl<'a> Pace<'a> {
     /// Finds the account, or returns `None` if its denials have no queue.
     fn of(
+        settings: &LayerConfig,
+        head: &RequestHead<'_>,
         denial: &Decision,
         charges: &'a [Charge<'_>],
-        bounds: Bounds,
-        step: Duration,
     ) -> Option<Self> {
         let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_estimated();
         let outcome = denial.binding().filter(has_queue)?;
@@ -211,8 +263,8 @@ impl<'a> Pace<'a> {
             quota_index,
             interval: quota.interval().saturating_mul(charge.cost),
             tolerance: quota.interval().saturating_mul(extra_units),
-            max_wait: longest_queue_wait(charge, quota, bounds),
-            step,
+            max_wait: settings.longest_queue_wait(head, charges, charge, quota),
+            step: settings.retries.step(head),
         })
     }
 
@@ -244,19 +296,6 @@ impl<'a> Pace<'a> {
         let lost = delay.saturating_sub(self.early());
         ahead.saturating_add(lost).saturating_add(self.spacing())
     }
-}
-
-/// Returns the longest time for which a request waits in the layer.
-///
-/// At most [`Bounds::of`] requests of a key wait, each an interval after the one before.
-fn longest_queue_wait(charge: &Charge<'_>, quota: &Quota, bounds: Bounds) -> Duration {
-    // A quota with soft units has no queue.
-    if quota.soft() > 0 {
-        return Duration::ZERO;
-    }
-    let waiters = u32::try_from(bounds.of(charge)).unwrap_or(u32::MAX);
-    let wait = Duration::from_nanos(charge.demand().max_wait);
-    wait.min(quota.interval().saturating_mul(waiters))
 }
 
 /// The number of keys with a promise.

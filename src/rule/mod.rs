@@ -338,6 +338,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             cost: self.cost.fixed(),
             headroom: self.headroom.fixed(),
             queues: self.max_wait.is_some(),
+            max_wait: self.max_wait,
             report_only: &self.report_only,
             first_alternative: None,
             can_be_client: self.extractor.can_be_client(),

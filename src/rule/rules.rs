@@ -1,6 +1,6 @@
 //! Sets of rules that form one decision.
 
-use std::{slice, sync::Arc};
+use std::{slice, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -111,6 +111,8 @@ pub struct RuleInfo<'a> {
     pub headroom: Option<u32>,
     /// `true` if requests may wait instead of being denied.
     pub queues: bool,
+    /// The longest time for which requests wait, if they may.
+    pub(crate) max_wait: Option<Duration>,
     /// On while the rule is report-only.
     pub report_only: &'a Toggle,
     /// The name of the first rule of the [alternatives](crate::Rule::or) that this rule is one of, if

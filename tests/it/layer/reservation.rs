@@ -8,7 +8,7 @@ use tower_sluice::{
     AccessList, Key, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
     decision::Outcome,
     key::{Everyone, HeaderKey},
-    middleware::{Adjustment, ChargeHandle},
+    middleware::{Adjustment, ChargeHandle, Overcommit},
     rule::OnMissingKey,
     testing::FakeClock,
 };
@@ -84,6 +84,32 @@ async fn a_handler_blocks_and_resets_only_the_keys_of_its_client() {
     assert_eq!(ask(&mut service, by("/forgive", "alice")).await.status(), StatusCode::OK);
     assert_eq!(left(&store, "user", "alice", &TEN), 10);
     assert_eq!(left(&store, "site", Key::everyone(), &TEN), 5);
+}
+
+#[tokio::test]
+async fn a_request_that_was_not_charged_resets_no_account() {
+    let one = Quota::per_hour(1);
+    for only_reports in [true, false] {
+        let store = store();
+        let layer =
+            RateLimitLayer::rules(Rule::new("user", HeaderKey::new("x-user"), one), store.clone())
+                .expose_charge(Adjustment::Keep);
+        let layer = if only_reports {
+            layer.report_only(true)
+        } else {
+            layer.overcommit(Overcommit::when(|| true))
+        };
+        for left_over in [1, 0] {
+            let inner = handler(|request| {
+                reservation(&request).reset();
+                200
+            });
+            let response = ask(&mut layer.layer(inner), with(&[("x-user", "alice")])).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            assert_eq!(left(&store, "user", "alice", &one), left_over, "{only_reports}");
+            drop(limiter("user", store.clone()).charge(Key::from("alice"), &one, 1).now());
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

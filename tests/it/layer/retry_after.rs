@@ -1,16 +1,22 @@
 //! `Retry-After`: a client that waits for this time is allowed, and not a second too late.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, task::Poll, time::Duration};
 
 use http::{StatusCode, header::RETRY_AFTER};
 use proptest::prelude::*;
 use tower::Layer;
 use tower_sluice::{
-    Key, Limiter, LocalStore, Quota, RateLimitLayer, key::Everyone, middleware::RetryAfter,
+    Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    key::{Everyone, HeaderKey},
+    middleware::{HoldUntil, RetryAfter},
     testing::FakeClock,
 };
 
-use crate::support::{ALGORITHMS, Strict, answer, ask, get, header, owing, periods, quota};
+use crate::support::{
+    ALGORITHMS, Strict, answer, ask,
+    driven::{Time, begin, secs},
+    get, header, owing, periods, quota, with,
+};
 
 #[tokio::test]
 async fn jitter_of_a_short_wait_is_up_to_a_second() {
@@ -29,6 +35,41 @@ async fn jitter_of_a_short_wait_is_up_to_a_second() {
         let response = answer(&layer, get("/")).await;
         let millis = header(response.headers(), "retry-after-ms").parse::<u64>().expect("a wait");
         assert!((300..=1_300).contains(&millis), "{millis} ms");
+    }
+}
+
+/// Ten requests wait, and then no place in the queue is free. As many later ones may wait each second.
+#[tokio::test(start_paused = true)]
+async fn clients_without_a_place_in_the_queue_return_at_the_rate_of_the_quota() {
+    let time = Time::default();
+    let ip = Rule::new("ip", HeaderKey::new("ip"), quota("10/s burst 1")).max_wait(secs(1));
+    let jobs = |slots| Rule::new("jobs", Everyone, Quota::concurrent(90)).cost(slots);
+    let layer = |slots| {
+        let layer = RateLimitLayer::rules((ip.clone(), jobs(slots)), time.store());
+        layer.retry_after(RetryAfter::Queue).hold_until(HoldUntil::Head)
+    };
+    let closed = layer(1);
+    closed.queue_handle().close();
+    for (name, layer, queues) in
+        [("full", layer(1), true), ("closed", closed, false), ("several slots", layer(2), false)]
+    {
+        let mut service = layer.layer(Strict::default());
+        let (mut waiting, mut times) = (Vec::new(), Vec::new());
+        for _ in 0..31 {
+            let mut asking = begin(&mut service, with(&[("ip", "192.0.2.1")])).await;
+            match asking.poll() {
+                Poll::Pending => waiting.push(asking),
+                Poll::Ready(answer) => {
+                    let answer = answer.expect("infallible");
+                    times.push(header(answer.headers(), "retry-after").to_owned());
+                }
+            }
+        }
+        let second = |at: u64| if queues { 1 + at / 10 } else { 1 + at };
+        let expected: Vec<_> =
+            (0..times.len() as u64 - 1).map(|at| second(at).to_string()).collect();
+        assert_eq!((times[0].as_str(), &times[1..]), ("", &*expected), "{name}");
+        assert_eq!(waiting.len(), if queues { 10 } else { 0 }, "{name}");
     }
 }
 
@@ -64,7 +105,6 @@ mod herd {
     use http::{HeaderMap, Request};
     use hyper_util::{client::legacy::Client, rt::TokioExecutor};
     use tokio::{net::TcpListener, task::JoinSet, time::Instant};
-    use tower_sluice::rule::Rule;
 
     use super::*;
 
@@ -219,8 +259,6 @@ mod herd {
 
     #[tokio::test]
     async fn denials_of_a_client_do_not_lengthen_the_waits_of_others_at_a_fair_limit() {
-        use tower_sluice::key::HeaderKey;
-
         let clock = FakeClock::new();
         let site = Rule::new("site", Everyone, quota("6/min"));
         let rule = clock.fair(site.fair_by(HeaderKey::new("key")));

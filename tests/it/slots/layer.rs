@@ -14,7 +14,7 @@ use tower_sluice::{
     Key, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
     key::Everyone,
     middleware::{HoldUntil, Slot, SlotBody},
-    rule::RuleName,
+    rule::{RuleName, Rules},
     store::Charge,
 };
 
@@ -103,8 +103,13 @@ async fn a_slot_is_not_exposed_by_default() {
 }
 
 /// Returns the status of a response with a body of the type `B`, and the slots it holds.
-async fn served<B>(layer: SlotLayer, store: &LocalStore, body: fn() -> B) -> (StatusCode, u64)
+async fn served<K, B>(
+    layer: RateLimitLayer<K, LocalStore>,
+    store: &LocalStore,
+    body: fn() -> B,
+) -> (StatusCode, u64)
 where
+    K: Rules,
     B: hyper::body::Body + Default + Unpin + 'static,
 {
     let inner = service_fn(move |_: Request| {
@@ -144,6 +149,12 @@ async fn a_body_that_cannot_hold_a_slot_is_rejected() {
 
     let rates = RateLimitLayer::new(Everyone, Quota::per_hour(9), LocalStore::with_capacity(64));
     assert_eq!(served(rates, &store, full).await, (StatusCode::OK, 0), "a rate needs no function");
+    let rule = |name, quota| Rule::new(name, Everyone, quota);
+    let either = rule("rate", Quota::per_hour(1)).or(rule("jobs", Quota::concurrent(1)));
+    let either = RateLimitLayer::rules(either, LocalStore::with_capacity(64));
+    for expected in [StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE] {
+        assert_eq!(served(either.clone(), &store, full).await, (expected, 0));
+    }
 }
 
 #[cfg(feature = "tonic")]
