@@ -38,6 +38,7 @@ use super::{
     context::ResponseContext,
     overcommit::InFlight,
     queue::QueuedRequest,
+    retry_after::LayerQueue,
 };
 use crate::{
     decision::{Decision, Outcome, Source},
@@ -447,7 +448,12 @@ where
     #[inline(always)]
     fn reject(self, decision: &Decision, charges: &[Charge<'_>]) -> Next<B, S> {
         let settings = &self.layer.settings;
-        let retry_after = settings.reported_wait(self.head, decision, charges);
+        let queue = LayerQueue {
+            queue: &settings.queue,
+            bounds: settings.queue_bounds,
+        };
+        let retries = &settings.retries;
+        let retry_after = retries.reported_wait(queue, self.head, decision, charges);
         let fitting = settings.template.fit(charges);
         let template = fitting.as_deref().unwrap_or(&settings.template);
         let why = self.rejection(Ok(decision), retry_after, template);

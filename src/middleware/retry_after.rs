@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::config::LayerConfig;
+use super::queue::{Bounds, Queue};
 use crate::{
     decision::{Decision, Outcome, Source},
     head::RequestHead,
@@ -149,22 +149,29 @@ impl Retries {
     }
 }
 
-impl LayerConfig {
+/// The queue of a layer, whose waits a promise takes into account.
+#[derive(Clone, Copy)]
+pub(super) struct LayerQueue<'a> {
+    pub(super) queue: &'a Queue,
+    pub(super) bounds: Bounds,
+}
+
+impl Retries {
     /// Returns the wait that a denial reports, or `None` if waiting does not help.
     #[inline]
     pub(super) fn reported_wait(
         &self,
+        layer: LayerQueue<'_>,
         head: &RequestHead<'_>,
         denial: &Decision,
         charges: &[Charge<'_>],
     ) -> Option<Duration> {
         let earliest = denial.retry_after()?;
-        let retries = &self.retries;
-        match retries.policy {
+        match self.policy {
             RetryAfter::Earliest | RetryAfter::Jitter(0) => Some(earliest),
-            RetryAfter::Jitter(percent) => Some(with_jitter(earliest, percent, retries.step(head))),
-            RetryAfter::Queue => match Pace::of(self, head, denial, charges) {
-                Some(pace) => Some(retries.promises.promise(&pace, now(denial), earliest)),
+            RetryAfter::Jitter(percent) => Some(with_jitter(earliest, percent, self.step(head))),
+            RetryAfter::Queue => match Pace::of(self, layer, head, denial, charges) {
+                Some(pace) => Some(self.promises.promise(&pace, now(denial), earliest)),
                 None => Some(earliest),
             },
         }
@@ -177,6 +184,7 @@ impl LayerConfig {
     /// The charge itself has what is left of this time: nothing if the request found the queue full.
     fn longest_queue_wait(
         &self,
+        layer: LayerQueue<'_>,
         head: &RequestHead<'_>,
         charges: &[Charge<'_>],
         charge: &Charge<'_>,
@@ -185,14 +193,14 @@ impl LayerConfig {
         // A quota with soft units has no queue.
         let never_queues = quota.soft() > 0
             || charges.iter().any(Charge::takes_several_slots)
-            || self.queue.is_closed();
+            || layer.queue.is_closed();
         if never_queues {
             return Duration::ZERO;
         }
-        let mut queueing = self.retries.queueing.iter();
+        let mut queueing = self.queueing.iter();
         let rule = queueing.find(|rule| rule.name == charge.rule);
         let max_wait = rule.map_or(Duration::ZERO, |rule| longest_wait(head, rule.max_wait));
-        let bound = self.queue_bounds.of(&charge.with_max_wait(max_wait));
+        let bound = layer.bounds.of(&charge.with_max_wait(max_wait));
         let waiters = u32::try_from(bound).unwrap_or(u32::MAX);
         max_wait.min(quota.interval().saturating_mul(waiters))
     }
@@ -240,7 +248,8 @@ struct Pace<'a> {
 impl<'a> Pace<'a> {
     /// Finds the account, or returns `None` if its denials have no queue.
     fn of(
-        settings: &LayerConfig,
+        retries: &Retries,
+        layer: LayerQueue<'_>,
         head: &RequestHead<'_>,
         denial: &Decision,
         charges: &'a [Charge<'_>],
@@ -263,8 +272,8 @@ impl<'a> Pace<'a> {
             quota_index,
             interval: quota.interval().saturating_mul(charge.cost),
             tolerance: quota.interval().saturating_mul(extra_units),
-            max_wait: settings.longest_queue_wait(head, charges, charge, quota),
-            step: settings.retries.step(head),
+            max_wait: retries.longest_queue_wait(layer, head, charges, charge, quota),
+            step: retries.step(head),
         })
     }
 
