@@ -316,14 +316,14 @@ async fn a_distant_server_prolongs_no_wait() {
     let mut proxy = Proxy::start(server.address()).await;
     let (store, other) =
         (connect(&server.url_at(proxy.addr())).await, connect(&server.url()).await);
-    let app = app(store.clone().fail_closed(), millis(3_000), Duration::ZERO);
+    let app = app(store.clone().fail_closed(), millis(2_000), Duration::ZERO);
     let running = hold(&other, ONE).await;
     // The script is loaded, and the store knows that nothing is free.
     assert!(!account(ONE).take(&store, 1).await.expect("a decision").is_allowed());
-    proxy.set(Mode::Delay(millis(1_000))).await;
+    proxy.set(Mode::Delay(millis(300))).await;
     for (status, took) in all(vec![app.send(to("/"))]).await {
         assert_eq!(status, DENIED);
-        assert!(took >= millis(3_000) && took < millis(3_900), "{took:?}");
+        assert!(took >= millis(2_000) && took < millis(2_290), "{took:?}");
     }
     drop(running);
 }
