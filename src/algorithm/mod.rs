@@ -156,8 +156,8 @@ pub(crate) struct Receipt {
     pub(crate) units: u32,
     /// `true` if the charge must wait in the queue.
     ///
-    /// Of the charges in the queue, only the newest can be undone. Otherwise, two of them would get the
-    /// same position.
+    /// Only the newest of the charges in the queue can be undone. Otherwise, two of them would get the same
+    /// position.
     pub(crate) queued: bool,
 }
 
