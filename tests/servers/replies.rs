@@ -162,16 +162,17 @@ async fn replies_of_another_shape_are_errors() {
     }
 }
 
-/// Answers of which the second contains the next one, as if a byte of its length had changed.
+/// Answers of which the second is invalid, and followed by one that nobody asked for. Later requests on the
+/// connection would get the answers to others.
 pub(crate) fn shifted() -> impl FnMut() -> Reply {
     let (now, mut asked) = (1_700_000_000_000_000_u64, 0);
     move || {
         asked += 1;
         let account = gcra_account(HOUR, stored_micros(now), 0);
-        let reply = reply_of(1, now, 1, 0, &account);
+        let reply = bulk(&reply_of(1, now, 1, 0, &account));
         match asked {
-            2 => [b"$85\r\n", &reply[..], b"\r\n"].concat().into(),
-            _ => bulk(&reply).into(),
+            2 => [bulk(b"damaged"), reply].concat().into(),
+            _ => reply.into(),
         }
     }
 }
