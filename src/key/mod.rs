@@ -51,8 +51,8 @@
 //! | `RouteKey` | the router |
 //! | [`ExtensionKey`] | the middleware that inserted the extension |
 //!
-//! A key is that of one client, shared, or of a proxy, as [`Key::is_client`] says. Blocks apply
-//! to the keys of clients only: nobody is blocked because of what others do behind the same proxy.
+//! A key is that of one client, shared, or of a proxy, as [`Key::is_client`] says. A penalty blocks the
+//! keys of clients only: nobody is blocked because of what others do behind the same proxy.
 //!
 //! Combine rules if one key is not enough. A request is charged to all rules of a layer, or to
 //! none.

@@ -154,7 +154,7 @@ impl Key {
         !matches!(self.owner(), Owner::All | Owner::Unknown)
     }
 
-    /// Returns `true` for an address or a network, also of a route or a method.
+    /// Returns `true` for an address or a network, alone or joined with shared parts, such as a route.
     pub(crate) fn is_address(&self) -> bool {
         self.owner() == Owner::Address
     }

@@ -310,6 +310,7 @@ fn labelled<'m, T>(
     label: &'static str,
     make: impl Fn() -> T,
 ) -> Option<&'m T> {
+    // The first cell that is free gets the label. The search stops there.
     let mut known = all.iter().map(|one| one.get_or_init(|| (label, make())));
     known.find(|(of, _)| *of == label).map(|(_, metric)| metric)
 }

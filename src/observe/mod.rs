@@ -170,10 +170,10 @@ impl<'a> DecisionEvent<'a> {
         Some(cause.label(self.is_admitted))
     }
 
-    /// Returns the cause of a decision by no single rule.
+    /// Returns the cause of the decision as a whole.
     fn overall(&self, decision: &Decision) -> Cause {
         let cause = decision.cause();
-        // Only report-only rules let such a request pass.
+        // Only report-only rules let such a request pass, and those that charge nothing.
         if self.is_admitted && cause.is_unavailable() {
             Cause::Reported
         } else {

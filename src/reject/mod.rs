@@ -261,7 +261,7 @@ impl<'a> Rejection<'a> {
     }
 
     /// Returns the wait that `Retry-After` reports: whole seconds, rounded up and at least 1. Returns
-    /// `None` if waiting does not help.
+    /// `None` if waiting does not help, or if the store did not tell a wait.
     ///
     /// [`Decision::retry_after`] is the wait without rounding.
     #[must_use]

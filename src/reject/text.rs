@@ -227,8 +227,8 @@ fn limited(left: &str, seconds: u64) -> String {
     format!("Quota exhausted{left}; retry in {seconds} s.")
 }
 
-/// Returns the numbers of the decisive quota, if its unit is in no list of header fields and the store
-/// knows them.
+/// Returns the numbers of the decisive quota, if the parameter `qu` cannot name its unit and the store knows
+/// them.
 fn unregistered_units(why: &Rejection<'_>) -> Option<String> {
     let (outcome, unit) = why.template.unregistered_unit(why.decision()?)?;
     outcome.snapshot().is_known().then(|| {

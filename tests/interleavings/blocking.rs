@@ -11,6 +11,7 @@ use super::{
     table::Table,
 };
 
+/// Rounded up to a set of two entries.
 const ROOM: usize = 1;
 
 /// Bob's block claims the slot of Alice's expired block just as she is blocked again.

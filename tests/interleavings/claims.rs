@@ -72,13 +72,13 @@ fn a_charge_that_races_a_claim_counts_for_its_own_account() {
 fn an_account_in_debt_is_never_reclaimed() {
     for beside in [true, false] {
         every_order(move || {
-            let (_, bob, alice) = Ledger::new(1, &[(ALICE, 25)])
+            let (_, bob, alice) = Ledger::new(1, &[(ALICE, 25), (OTHER, LONG)])
                 .beside(beside)
                 .both(|table| table.take(BOB, 30), |table| table.take(ALICE, 22));
             assert_eq!(bob, Some(Own(30 + T)));
-            // If her account was reclaimed, it reopens no earlier than the instant at which that was
-            // permitted.
-            assert!(alice.is_none() || alice == Some(Own(30 + T)), "{alice:?}");
+            // She is denied before her entry is reclaimed. Afterwards, she has no entry, and is charged no
+            // earlier than the instant at which that was permitted.
+            assert!(alice.is_none() || alice == Some(Shared(30 + T)), "{alice:?}");
         });
     }
 }

@@ -22,7 +22,7 @@ pub(crate) const ALICE: u64 = 2;
 pub(crate) const BOB: u64 = 4;
 pub(crate) const CAROL: u64 = 6;
 pub(crate) const OTHER: u64 = 3;
-/// An account in the second of two sets.
+/// An account in the second set, where there are two.
 pub(crate) const FAR: u64 = (1 << 63) + 8;
 /// The end of a debt that outlasts every model.
 pub(crate) const LONG: Instant = 1_000;
@@ -164,6 +164,7 @@ impl Ledger {
 
     /// Gives a unit back.
     pub(crate) fn refund(&self, id: u64, now: Instant) {
+        // The receipt is later than any reset.
         self.undo(id, now, LONG);
     }
 

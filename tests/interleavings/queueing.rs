@@ -34,6 +34,7 @@ struct Slots(HeldSlots);
 impl Slots {
     /// Takes the slot, or joins the queue. Returns the epoch of the slot.
     fn ask(&self, waiter: &Waiter) -> Option<u64> {
+        // It leaves its place in the queue, if it has one.
         let place = waiter.take_place(|_| true);
         let mut locked = self.0.lock(&iter::once(ALICE), Some(waiter), place);
         let rank = Rank::new(Some(waiter), 0);
@@ -70,7 +71,10 @@ fn a_freed_slot_wakes_a_request_that_is_about_to_wait() {
         let freeing = thread::spawn(move || frees.free(epoch));
         let (wakes, waiter) = (Arc::new(Wakes::default()), Waiter::new());
         let taken = slots.ask(&waiter);
-        assert!(taken.is_some() || waiter.take_max_wait().is_some(), "it waits, even if woken");
+        assert!(
+            taken.is_some() || waiter.take_max_wait().is_some(),
+            "it is in the queue, or was woken since"
+        );
         let is_woken = taken.is_none() && Slots::poll(&waiter, &wakes);
         freeing.join().expect("no panic");
         let woken = wakes.0.load(Ordering::Acquire) > 0;

@@ -23,7 +23,7 @@ fn opposite_orders_do_not_deadlock() {
     }
 }
 
-/// Some order of the three decisions explains every result: nothing is charged and undone.
+/// Either order of the two decisions explains every result: nothing is charged and undone.
 #[test]
 fn a_denied_decision_charges_no_account_for_a_moment() {
     for beside in [true, false] {
@@ -41,7 +41,7 @@ fn a_denied_decision_charges_no_account_for_a_moment() {
     }
 }
 
-/// Two new keys of one decision share an account that has one unit.
+/// Two new keys of one decision share an account, which has one unit left after the first decision.
 #[test]
 fn two_new_keys_of_one_decision_count_together() {
     every_order(|| {

@@ -57,7 +57,7 @@ fn a_shared_account_counts_a_charge_beside_an_undo() {
     });
 }
 
-/// A thread that made a shared charge sees it, although the map is read only if needed.
+/// A thread that made a shared charge sees it, although the shared accounts are locked only if needed.
 #[test]
 fn a_shared_charge_is_visible_to_its_caller() {
     every_order(|| {

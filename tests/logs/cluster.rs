@@ -27,6 +27,7 @@ fn a_log_may_use_the_cluster_whose_outage_it_writes() {
         let limiter_of_log = limiter.clone();
         let written = log.clone();
         let writer = move || {
+            // Calls the store at once, although nobody waits for the answer.
             drop(limiter_of_log.take("log", &HOURLY, 1));
             written.clone()
         };

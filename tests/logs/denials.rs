@@ -25,8 +25,8 @@ async fn hundreds_of_denials_log_no_line_above_debug_and_no_key() {
     let (log, _guard) = Log::start(tracing::Level::TRACE);
     tracing::info!("the log is read");
 
-    // The extractor finds the address in three rows of 253 requests. The warning `one_client`, which names
-    // the address, needs 1,000.
+    // Three rows of the table below have this address, each in 253 requests. The warning `one_client`, which
+    // names the address, needs 1,000.
     let client = || ClientIp::behind(["10.0.0.0/8"]).expect("a network");
     let rules = (
         Rule::new("client", client(), QUOTA),

@@ -407,7 +407,7 @@ where
     tokio_test::block_on(ask(&mut service, request));
 }
 
-/// Builds the layer within the handler or the middleware, and sends some requests by hand.
+/// Builds a layer for each request, on a store of its own or on a shared one.
 fn layer_rebuilt_per_request(log: &Log) {
     // The next line must create the layer.
     let here = Location::caller().line() + 1;
@@ -511,7 +511,7 @@ fn unknown_bodies(log: &Log) {
     warns(log, "unknown_response_body", text);
     for quota in [Quota::concurrent(1), Quota::blocked()] {
         rejects(layer(quota), "0");
-        assert_eq!(log.read(), NOTHING, "one line for both");
+        assert_eq!(log.read(), NOTHING, "one line, also for a slot that the body cannot hold");
     }
 
     rejects(layer(Quota::blocked()).drain_with(|body: Unknown| body), "5");
@@ -559,6 +559,7 @@ mod routes {
     }
 
     pub(super) fn route_never_met(log: &Log) {
+        // The first three are mistakes. The last one is met by the path of a gRPC call, not by a route.
         let templates = ["/url/{id}", "/users/{user}", "/Users/{id}", "/met", "/rpc.Cart/Buy"];
         let inner = router(&["/url/{id}", "/users/{id}", "/met"]);
         let rpc = router(&["/met", "/rpc.Cart/{*rest}"]);
@@ -594,7 +595,7 @@ mod routes {
         request(&around, "/url/7", 980);
         assert_eq!(warning(log), unmet("\"GET /url/{id}\""));
 
-        // A server whose first requests are unknown paths, and one of gRPC, which matches no path.
+        // A server that meets unknown paths after a route, and one of gRPC, which matches no path.
         let app = router(&["/url/{id}"]).layer(layer(&["/url/{id}"]));
         request(&app, "/url/7", 1);
         request(&app, "/unknown", 50);

@@ -118,9 +118,10 @@ fn is_number(port: &str) -> bool {
 /// client could then choose its address. Two checks prevent this:
 ///
 /// - A string that does not end is an error (`Commas::of`).
-/// - The proxy may append a quoted text of the client, whose opening quote ends that string. By a quote within
-///   that text, the client could make the quotes even again. The proxy escapes it, and its backslash is then
-///   outside a string, which is an error.
+/// - The proxy may append a quoted text of the client. Its opening quote then ends the string that the client
+///   began, so that the text stands outside a string. The client needs one more quote in its text, or a
+///   string does not end. The proxy escapes that quote with a backslash, and a backslash outside a string is
+///   an error.
 fn for_address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = Some(element);

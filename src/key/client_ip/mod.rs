@@ -18,7 +18,7 @@ use crate::{
     log::{log_once, warn},
 };
 
-/// The maximum number of entries that are read from a header.
+/// The maximum of [`ClientIp::hops`]. `MAX_ENTRIES`, which bounds what is read, is at least as large.
 const MAX_HOPS: u8 = 32;
 
 /// Extractor for the address of the client behind trusted proxies.
@@ -29,7 +29,8 @@ const MAX_HOPS: u8 = 32;
 /// - An untrusted peer is the client. No header is read.
 /// - For a trusted peer, entries are read from right to left. Trusted proxies are skipped.
 /// - The first untrusted entry is the client. All entries to its left are ignored.
-/// - If all entries are trusted proxies, the leftmost entry is the client.
+/// - If all entries are trusted proxies, there is [no client](#requests-without-a-client). The account is that
+///   of the leftmost entry.
 ///
 /// IPv6 addresses are cut to their first 64 bits, as in [`PeerIp`](super::PeerIp). IPv4-mapped
 /// addresses are converted to IPv4. Ports, brackets and zones are dropped.
@@ -70,8 +71,8 @@ const MAX_HOPS: u8 = 32;
 ///
 /// # Requests without a client
 ///
-/// If a trusted proxy sends no header, or one of trusted addresses only, the request is charged to the
-/// account of the proxy. Probes of load balancers are an example. No
+/// If a trusted proxy sends no header, the request is charged to the account of this proxy, which is the
+/// peer. If the header has trusted addresses only, it is charged to that of the leftmost one. Probes of load balancers are an example. No
 /// [penalty](crate::RateLimitLayer::penalty) blocks such an account, because the key is that of [a
 /// proxy](crate::Key::of_proxy). [`reject_without_header`](ClientIp::reject_without_header) can reject such
 /// requests.
