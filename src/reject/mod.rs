@@ -269,11 +269,12 @@ impl<'a> Rejection<'a> {
         self.wait.map(retry_seconds).map(Duration::from_secs)
     }
 
-    /// Returns the names of the quotas that denied the request, as in header fields. A store that
-    /// failed knows of none.
+    /// Returns the names of the quotas that denied the request, as in header fields. A block of the key is
+    /// no quota, and a store that failed knows of none.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let template = self.template;
-        let decision = self.decision().filter(|_| !self.cause.is_unavailable());
+        let by_no_quota = self.cause == Cause::KeyBlocked || self.cause.is_unavailable();
+        let decision = self.decision().filter(|_| !by_no_quota);
         let outcomes = decision.map_or(&[][..], Decision::outcomes);
         let denying = outcomes.iter().filter(|outcome| outcome.denies());
         denying.map(|outcome| template.name(outcome))

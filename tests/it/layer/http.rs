@@ -71,6 +71,20 @@ async fn any_name_is_valid_json() {
 }
 
 #[tokio::test]
+async fn a_block_violates_no_policy() {
+    let store = FakeClock::new().store(64);
+    let blocks = Limiter::named("default", store.clone());
+    blocks.block(Key::everyone(), Duration::from_secs(60)).await.expect("room");
+    let layer = RateLimitLayer::new(Everyone, Quota::per_hour(9), store);
+    let response = answer(&layer, with(&[JSON])).await;
+    let json: serde_json::Value = serde_json::from_str(response.body()).expect("JSON");
+    assert_eq!(
+        (json["title"].as_str(), json.get("violated-policies")),
+        (Some("Abnormal Usage Detected"), None)
+    );
+}
+
+#[tokio::test]
 async fn json_is_sent_to_clients_that_accept_it_by_name() {
     let layer = spent();
     let json = async |accept: &[&str]| {
