@@ -74,7 +74,7 @@ async fn any_name_is_valid_json() {
 async fn a_block_violates_no_policy() {
     let store = FakeClock::new().store(64);
     let blocks = Limiter::named("default", store.clone());
-    blocks.block(Key::everyone(), Duration::from_secs(60)).await.expect("room");
+    drop(blocks.block(Key::everyone(), Duration::from_secs(60)).await.expect("room"));
     let layer = RateLimitLayer::new(Everyone, Quota::per_hour(9), store);
     let response = answer(&layer, with(&[JSON])).await;
     let json: serde_json::Value = serde_json::from_str(response.body()).expect("JSON");
