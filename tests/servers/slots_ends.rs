@@ -119,7 +119,7 @@ async fn a_batch_without_an_answer_frees_the_slots_of_all_its_callers() {
         let taken = join_all((0..4).map(|_| account.take(&store, 2))).await;
         assert!(taken.iter().all(Result::is_err), "{what}");
         let calls = server.script_calls().await - before;
-        assert_eq!(calls, 2, "{what}: one request alone, and a batch");
+        assert!(calls < 4, "{what}: {calls} calls, so some requests shared one");
         is_deaf.store(false, SeqCst);
         until_held(&other, &account, 0).await;
     }
