@@ -205,7 +205,7 @@ impl<'a> Rejection<'a> {
     /// Explains the rejection, for logs and operators.
     ///
     /// The rules are evaluated again, but the store is not called. The explained wait is the one before
-    /// [`RetryAfter`](crate::RetryAfter) lengthens it.
+    /// [`RetryAfter`](crate::middleware::RetryAfter) lengthens it.
     ///
     /// ```
     /// use http::Response;
