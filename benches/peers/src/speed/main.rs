@@ -1,6 +1,6 @@
 //! The cost of a limiter: this crate and its peers around one service, interleaved in one run.
 //!
-//! `cargo run --release --features speed --ignore-rust-version --manifest-path benches/peers/Cargo.toml
+//! `cargo run --release --features speed --manifest-path benches/peers/Cargo.toml
 //! --bin speed [ROUNDS [TITLE]]` prints tables, or those with TITLE in their title; `floods` prints
 //! the last one alone.
 
