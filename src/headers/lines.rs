@@ -173,8 +173,8 @@ pub(crate) fn retry_seconds(wait: Duration) -> u64 {
     seconds.max(1)
 }
 
-/// Returns a number as a header value. Small numbers are rendered once, and have no counter that
-/// all threads change.
+/// Returns a number as a header value. Small numbers are rendered once, as static texts: their clones count
+/// no references, and threads would contend for such a counter.
 pub(super) fn number(n: u64) -> HeaderValue {
     static SMALL: [OnceLock<HeaderValue>; 4_096] = [const { OnceLock::new() }; 4_096];
     match usize::try_from(n).ok().and_then(|n| SMALL.get(n)) {

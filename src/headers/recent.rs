@@ -17,8 +17,8 @@ pub(super) struct Reading {
 
 /// Recently rendered fields.
 ///
-/// Most responses of a service have the fields of a few: most accounts are almost full, and the
-/// waits of denials are whole seconds. Each thread has a cache, which needs no lock.
+/// Most responses of a service repeat a few sets of fields: most accounts are almost full, and the waits of
+/// denials are whole seconds. Each thread has a cache, which needs no lock.
 #[derive(Default)]
 struct Recent {
     key: RecentKey,

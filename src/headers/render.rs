@@ -71,7 +71,7 @@ impl Template {
 
     /// Sets the policy field to the rules that charge a request.
     ///
-    /// A denial may have no outcome of a rule that did not deny.
+    /// A rule that did not deny the request may have no reading, so its charge tells that it is one of them.
     #[inline(never)]
     fn set_policy(&self, readings: &[Reading], charges: &[Charge<'_>], map: &mut HeaderMap) {
         let is_read = |rule| {

@@ -110,6 +110,7 @@ impl Metrics {
     pub(crate) fn answered(&self, decision: &Decision, started: Instant) {
         let store = decision.source().store();
         let duration = labelled(&*self.durations, store, || {
+            // The recorder may be younger than the layer.
             describe();
             histogram!("ratelimit.decision.duration", "store" => store)
         });

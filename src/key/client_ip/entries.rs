@@ -28,8 +28,10 @@ pub(super) struct Entries<'a> {
     line: Option<&'a [u8]>,
     /// The commas of the line, for [`Separator::UnquotedComma`].
     commas: Option<Commas>,
-    entries: usize,
-    bytes: usize,
+    /// The number of entries that may still be read.
+    entries_left: usize,
+    /// The number of bytes that may still be read.
+    bytes_left: usize,
     fault: Option<HeaderFault>,
 }
 
@@ -43,8 +45,8 @@ pub(super) enum Separator {
     UnquotedComma,
 }
 
-/// The positions of the last unquoted commas of a line, in a ring buffer. At most that many entries are read,
-/// so a position that was overwritten is never needed.
+/// The positions of the last 32 unquoted commas of a line, in a ring buffer. At most 32 entries are read per
+/// request, from the right, so a position that was overwritten is never needed.
 #[derive(Default)]
 struct Commas {
     at: [usize; MAX_ENTRIES],
@@ -80,16 +82,13 @@ impl Commas {
 
 impl<'a> Entries<'a> {
     pub(super) fn of(lines: &GetAll<'a, HeaderValue>, separator: Separator) -> Self {
-        let lines = lines.iter().rev();
-        let entries = MAX_ENTRIES;
-        let bytes = MAX_BYTES;
         Self {
-            lines,
+            lines: lines.iter().rev(),
             separator,
             line: None,
             commas: None,
-            entries,
-            bytes,
+            entries_left: MAX_ENTRIES,
+            bytes_left: MAX_BYTES,
             fault: None,
         }
     }
@@ -103,7 +102,7 @@ impl<'a> Entries<'a> {
             return Ok(None);
         };
         if self.separator == Separator::UnquotedComma {
-            if line.len() > self.bytes {
+            if line.len() > self.bytes_left {
                 return Err(TOO_LONG);
             }
             // Quotes can be matched only from the start of the line.
@@ -117,8 +116,8 @@ impl<'a> Entries<'a> {
         let Some(line) = self.line()? else {
             return Ok(None);
         };
-        self.entries = self.entries.checked_sub(1).ok_or(TOO_LONG)?;
-        let unseen = line.len().saturating_sub(self.bytes);
+        self.entries_left = self.entries_left.checked_sub(1).ok_or(TOO_LONG)?;
+        let unseen = line.len().saturating_sub(self.bytes_left);
         let comma = match self.separator {
             Separator::Line => None,
             Separator::UnquotedComma => self.commas.as_mut().and_then(Commas::pop),
@@ -132,7 +131,7 @@ impl<'a> Entries<'a> {
         };
         let entry = comma.map_or(line, |at| &line[at + 1..]);
         self.line = comma.map(|at| &line[..at]);
-        self.bytes = self.bytes.saturating_sub(entry.len() + 1);
+        self.bytes_left = self.bytes_left.saturating_sub(entry.len() + 1);
         Ok(Some(entry.trim_ascii()))
     }
 }

@@ -115,13 +115,13 @@ fn is_number(port: &str) -> bool {
 /// Also accepts colons and brackets without quotes, and white space around `;` and `=`.
 ///
 /// A client may send an opening quote, so that the text that the proxy appends becomes part of a string. The
-/// client could then choose its address. Two checks prevent this:
+/// client could then choose its address. Two errors prevent this:
 ///
-/// - A string that does not end is an error (`Commas::of`).
-/// - The proxy may append a quoted text of the client. Its opening quote then ends the string that the client
-///   began, so that the text stands outside a string. The client needs one more quote in its text, or a
-///   string does not end. The proxy escapes that quote with a backslash, and a backslash outside a string is
-///   an error.
+/// - A string that does not end (`Commas::of`). So the client must get the proxy to append a quote, too.
+/// - A backslash outside a string. A proxy that quotes a text of the client, such as `host="…"`, appends two
+///   quotes: the first ends the string of the client, and the second begins one that does not end. With a
+///   third quote in its text, the client could end that one. But the proxy escapes it with a backslash, which
+///   stands outside a string now.
 fn for_address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = Some(element);
@@ -196,10 +196,10 @@ impl<'a> Value<'a> {
 fn unescaped_address(text: &[u8]) -> Option<IpAddr> {
     let mut plain = [0; MAX_LENGTH];
     let mut length = 0;
-    let mut escaped = false;
+    let mut escapes = false;
     for byte in text {
-        escaped = *byte == b'\\' && !escaped;
-        if !escaped {
+        escapes = *byte == b'\\' && !escapes;
+        if !escapes {
             *plain.get_mut(length)? = *byte;
             length += 1;
         }
