@@ -23,7 +23,7 @@ const ZONES: [&str; 6] = [
     "Africa/Casablanca",
 ];
 
-/// Periods of one unit, with the number of months or days in it.
+/// Periods of one unit.
 #[derive(Clone, Copy, Debug)]
 struct Periods {
     unit: &'static str,
@@ -110,7 +110,7 @@ enum Action {
     Undo(usize),
 }
 
-/// All charges, and the units that count.
+/// The units that count, and the instant of the last charge.
 #[derive(Clone, Debug, Default)]
 struct Slow {
     used: u64,
@@ -185,7 +185,6 @@ proptest! {
                 before @ 0..2 => periods.end(now) - before,
                 _ => now + jump,
             };
-            // An account is kept for the longest period of the plan that charged it last.
             if account.expires_at(&quota) <= now {
                 account = Account::new();
                 slow = Slow::default();

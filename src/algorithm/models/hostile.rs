@@ -71,7 +71,8 @@ proptest! {
         let mut last = Row { remaining: 0, full: 0, next: 0, retry: 0 };
         let mut with = Account::new();
         with.take(&quota, now, Demand::units(first));
-        // Without the charge, the account would have expired and started again at another instant.
+        // An account that expires starts again at another instant. So the steps end when the account without
+        // the undone charge has expired.
         let is_live = |account: &Account, now| account.expires_at(&quota) > now;
         for (jump, cost, max_wait) in before {
             now += jump.nanos(&quota, last);

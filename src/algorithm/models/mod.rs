@@ -1,6 +1,6 @@
 //! Tests of each algorithm against a slow and simple model.
 //!
-//! A model keeps every charge. To compute a wait, a model searches for the first instant at which
+//! Most models keep every charge. To compute a wait, a model searches for the first instant at which
 //! the units are available.
 
 mod bounds;
@@ -374,8 +374,9 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
     if quota.initial().is_none() && !carries_over {
         prop_assert_eq!(expired, now + row.full);
     }
-    let [burst, raised] = [1, quota.soft()].map(|more| quota.limit().saturating_add(more));
-    for cost in [0, 1, quota.limit(), burst, raised] {
+    let beyond = quota.limit().saturating_add(1);
+    let raised = quota.limit().saturating_add(quota.soft());
+    for cost in [0, 1, quota.limit(), beyond, raised] {
         let look =
             |account: &Account| Decided::from(account.look(quota, expired, Demand::units(cost)));
         prop_assert_eq!(look(&account), look(&Account::new()));

@@ -9,7 +9,7 @@
 //!    debt.
 //! 4. Nothing overflows or panics, also not for an account as a damaged server may report it.
 //!
-//! In `gcra.rs`, each of these changes fails a test of this file alone: `over > slack` to
+//! For GCRA, each of these changes fails a test of this file: `over > slack` to
 //! `over >= slack`, `need <=` of `is_possible` to `need <`, and `tat != receipt.end` of `undo` to
 //! `tat < receipt.end`.
 
@@ -30,10 +30,11 @@ const DEPTH: usize = if cfg!(debug_assertions) { 3 } else { 4 };
 /// The latest instant that a server may report: 2^53 microseconds, and 999 nanoseconds.
 const LATEST: u64 = (1 << 53) * 1_000 + 999;
 
-/// An admission, from its decision on.
+/// An admitted request.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     decided: u64,
+    /// The instant of the decision, or the end of the wait.
     at: u64,
     units: u64,
 }
@@ -231,8 +232,8 @@ impl Proof {
             prop_assert!(back <= units, "{} of {} back in {:?}", back, units, self);
             if format!("{:?}", self.account) != state {
                 self.starts[start].units -= u64::from(units);
-                // A request that waits keeps its start, so that a later one may start with it. Units
-                // that were refunded before are units of other charges then.
+                // If units were refunded since the charge, the undo returns those of other charges. It does so,
+                // too, if a request waits, which keeps its start: a later one may start at the same instant.
                 let since = self.starts[start].decided;
                 let now = self.now;
                 let before = self.returned.iter().filter(|(at, _)| *at >= since);

@@ -23,9 +23,9 @@ pub(super) enum Op {
         headroom: u32,
         max_wait: u64,
     },
+    /// Refunds units, or charges them late if they are negative.
     Adjust(i64),
-    /// Undoes a charge. The numbers are its index, counted from the last charge, and the maximum
-    /// units.
+    /// Undoes a charge. The numbers are its index among the charges, and the maximum units.
     Undo(usize, u32),
 }
 
