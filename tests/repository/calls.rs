@@ -163,7 +163,8 @@ fn an_outcome_is_not_taken_for_permission() {
              let _ = limiter.{method}({arguments}).await.is_ok(); }}"
         )
     });
-    // The errors of these methods are not of the store: the key is not blocked, or has no turn.
+    // These methods return a `Result` also for a store that cannot fail: the key may not be blocked, or get no
+    // turn.
     let results = ["block", "until_ready", "throttle"];
     for (method, text) in said {
         let is_error = text.contains("error[E0599]: no method named `is_ok`");

@@ -82,9 +82,9 @@ fn the_files_that_documents_name_exist() {
     let mut count = 0;
     for page in pages.chain(names.map(|name| root().join(name))) {
         let text = read(&page);
-        // Blocks of code, whose fences would swap code and text.
-        let text: String = text.split("```").step_by(2).collect();
-        for path in paths(&text) {
+        // Without the blocks of code, whose fences would swap code and text.
+        let prose: String = text.split("```").step_by(2).collect();
+        for path in paths(&prose) {
             count += 1;
             assert!(root().join(path).exists(), "{}: there is no `{path}`", page.display());
         }
@@ -119,7 +119,9 @@ fn each_known_defect_names_a_test_or_a_seed() {
         let path: Vec<_> = path.split("::").collect();
         let (test, path) = path.split_last().expect("a test");
         let text = module(program, path);
-        assert!(text.contains(&format!("fn {test}")), "{row}");
+        // A path that ends in `::` names all tests of a module.
+        let is_there = test.is_empty() || text.contains(&format!("fn {test}("));
+        assert!(is_there, "{row}");
     }
     assert!(rows.len() > 15, "{} rows", rows.len());
 }

@@ -1,11 +1,12 @@
-//! Floors of the modules: each module imports only modules below its own floor.
+//! Floors of the modules: each module imports only modules below its own floor, and those of its own folder.
 
 use std::{collections::HashMap, path::PathBuf};
 
 use crate::files::{read, root, sources};
 
 /// The floor of every module. `name` is one file (or its folder's `mod.rs`), `name/*` a whole
-/// folder, whose files may name each other. Modules of one floor may not name each other.
+/// folder, whose files may name each other. A folder and an entry inside it may name each other, whatever
+/// their floors. Other modules of one floor may not.
 const FLOORS: &[(&str, u32)] = &[
     ("config/*", 0),
     ("head", 0),
@@ -135,7 +136,7 @@ fn entry_of(path: &str) -> Option<(&'static str, u32)> {
     FLOORS.iter().copied().filter(|(entry, _)| inside(entry)).max_by_key(|(entry, _)| entry.len())
 }
 
-/// Returns every import that does not point down, and every file without a floor.
+/// Returns every import that does not point down or stay in its folder, and every file without a floor.
 fn violations(files: &[File]) -> Vec<String> {
     let exports = exports(files);
     let mut violations = Vec::new();

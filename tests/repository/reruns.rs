@@ -105,7 +105,7 @@ fn each_test_program_is_in_a_list_of_the_script() {
     assert_eq!(listed.len(), given.len(), "each once");
 }
 
-/// Proptest finds no place for the cases of a file in `tests`, and another one for those of `src`.
+/// By default, proptest keeps no failing case of a file in `tests`, and puts those of `src` where nobody looks.
 #[test]
 fn property_tests_keep_their_failing_cases() {
     let mut properties = 0;

@@ -35,7 +35,7 @@ fn texts(file: &str) -> Vec<String> {
     sources(file).iter().map(read).collect()
 }
 
-/// Returns the names of public methods that take `self` by value and return the type.
+/// Returns the names of public methods that take `self` by value.
 fn setters(text: &str) -> Vec<&str> {
     let mut names = Vec::new();
     for item in text.split("    pub ").skip(1) {

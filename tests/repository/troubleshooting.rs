@@ -42,7 +42,7 @@ fn calls<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     text.split(name).skip(1).filter_map(|rest| rest.strip_prefix('(')).map(arguments).collect()
 }
 
-/// The string literals of some code, with their escapes resolved.
+/// The string literals of some code, with escaped quotes and continued lines resolved.
 fn literals(code: &str) -> Vec<String> {
     let code = code.replace("\\\"", "\u{1}");
     let texts = code.split('"').skip(1).step_by(2).map(|text| {
