@@ -235,7 +235,8 @@ impl Sources {
         found
     }
 
-    /// Follows the path of an import, whose first name may be that of a crate and of the import.
+    /// Follows the path of an import. In `use metrics::metrics`, the first name is that of a crate, and also
+    /// the name that the import defines: so the crate is tried first, or the import would lead to itself.
     fn follow_import(&self, module: &[String], path: &[String], steps: usize) -> Vec<Target<'_>> {
         if self.crates.contains(&path[0]) && !self.modules.contains_key(&join(module, &path[..1])) {
             return vec![Target::Foreign(path.join("::"))];

@@ -25,8 +25,6 @@ async fn hundreds_of_denials_log_no_line_above_debug_and_no_key() {
     let (log, _guard) = Log::start(tracing::Level::TRACE);
     tracing::info!("the log is read");
 
-    // Three rows of the table below have this address, each in 253 requests. The warning `one_client`, which
-    // names the address, needs 1,000.
     let client = || ClientIp::behind(["10.0.0.0/8"]).expect("a network");
     let rules = (
         Rule::new("client", client(), QUOTA),
@@ -37,6 +35,8 @@ async fn hundreds_of_denials_log_no_line_above_debug_and_no_key() {
     let sharing = RateLimitLayer::new(sharing, QUOTA, LocalStore::new()).boxed();
     let long = "hunter2".repeat(1_000);
     let unreadable = "unknown-203.0.113.9";
+    // Three rows have the attacker's address, each in 253 requests. The warning `one_client`, which names the
+    // address, needs 1,000.
     for (layer, key, client, status) in [
         (&strict, "hunter2", ATTACKER, 429),
         (&strict, "", ATTACKER, 400),

@@ -333,8 +333,10 @@ fn request_counted_twice(log: &Log) {
     assert_eq!(log.read(), NOTHING, "once");
 }
 
-/// Builds a store on one line, for a layer that is dropped after some time. Returns the line.
+/// Builds stores one after another, all on one line. Each is for a layer that is dropped after the time
+/// `lives`. Returns the line.
 fn build(clock: &FakeClock, times: usize, lives: Duration) -> &'static Location<'static> {
+    // The place of the store is that of its caller, as for the constructors of a store.
     #[track_caller]
     fn store(clock: &FakeClock) -> (LocalStore, &'static Location<'static>) {
         (clock.store(1), Location::caller())
@@ -595,10 +597,11 @@ mod routes {
         request(&around, "/url/7", 980);
         assert_eq!(warning(log), unmet("\"GET /url/{id}\""));
 
-        // A server that meets unknown paths after a route, and one of gRPC, which matches no path.
+        // A server that meets unknown paths after a route.
         let app = router(&["/url/{id}"]).layer(layer(&["/url/{id}"]));
         request(&app, "/url/7", 1);
         request(&app, "/unknown", 50);
+        // A server of gRPC, which never matches a path.
         let grpc = layer(&["/rpc.Cart/Buy"]).layer(router(&[]));
         request(&grpc, "/rpc.Cart/Sell", 50);
         assert_eq!(log.read(), NOTHING);

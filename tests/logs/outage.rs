@@ -41,7 +41,6 @@ async fn an_outage_logs_two_lines_without_a_key() {
 
 /// A decision that does not call the store does not end its outage.
 async fn leased(log: &Log) {
-    advance(secs(10)).await;
     let shared = Shaky::new(Time::default().store());
     let limiter = Limiter::named("default", shared.clone().leases(5).fail_open());
     let ask = async |key| {

@@ -52,8 +52,8 @@ fn every_source_of_the_peer_address_gives_one_key() {
     assert_eq!(one, key(both), "axum's address takes precedence");
 }
 
-/// The only test of this process without a peer, because the line is logged once a minute for all
-/// layers.
+/// The only test of this process without a peer, because the line is logged at most every ten
+/// seconds for all layers.
 #[tokio::test]
 async fn a_missing_peer_is_500_and_one_log_line_that_names_the_fix() {
     let _turn = alone();

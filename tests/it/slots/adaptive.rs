@@ -197,7 +197,7 @@ impl Keeps {
         let goodput = found.goodput * SERVERS as f64 / servers as f64;
         let p99 = found.p99 / unloaded(work, servers);
         let load = phases.last().map_or(0.0, |phase| phase.load);
-        let run = format!("{limit:?} {work:?} {servers} servers {load} until {from} s");
+        let run = format!("{limit:?} {work:?} {servers} servers {load} from {from} s on");
         println!("{run}: goodput {goodput:.3}, p99 {p99:.2}, shed {:.4}", found.shed);
         assert!(goodput >= self.goodput && p99 <= self.p99, "{run}: {goodput}, {p99}");
     }

@@ -1,4 +1,4 @@
-//! Slots as clients, operators and files see them.
+//! Slots in header fields and in files.
 
 use axum::{Router, body::Body, extract::Request, routing::get};
 use http::Response;

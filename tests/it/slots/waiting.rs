@@ -67,6 +67,8 @@ async fn a_slow_store_prolongs_no_wait_except_by_the_call_at_its_end() {
             assert_pending!(asking.poll(), "{what}");
             until(first).await;
             gated.admit(1);
+            // The last call begins before the end of the wait of 2,000 ms, earlier by the time of the first call
+            // and by 5 ms (`LAST_CALL`), and its timer is 1 ms late.
             let begins = 1_996 - first.min(1_996);
             if begins > first {
                 assert_pending!(asking.poll(), "{what}");
