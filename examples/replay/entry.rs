@@ -11,12 +11,10 @@ use std::{
 };
 
 use axum::http::{Method, Uri};
-use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
+use jiff::Timestamp;
 
-const TIME: &[BorrowedFormatItem<'_>] = format_description!(
-    "[day]/[month repr:short]/[year]:[hour]:[minute]:[second] \
-     [offset_hour sign:mandatory][offset_minute]"
-);
+/// The format of a time, as of `strptime`.
+const TIME: &str = "%d/%b/%Y:%H:%M:%S %z";
 
 /// The content of a line, as the server has escaped it.
 pub(crate) struct Entry<'a> {
@@ -75,8 +73,8 @@ impl Instants {
         {
             return Some(*at);
         }
-        let time = OffsetDateTime::parse(str::from_utf8(text).ok()?, TIME).ok()?;
-        let at = Duration::from_secs(time.unix_timestamp().try_into().ok()?);
+        let time = Timestamp::strptime(TIME, text).ok()?;
+        let at = Duration::from_secs(time.as_second().try_into().ok()?);
         self.last = Some((text.to_vec(), at));
         Some(at)
     }

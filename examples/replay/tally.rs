@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
+use jiff::Timestamp;
 use tower_sluice::{ClientIp, Key, KeyExtractor};
 
 use crate::{
@@ -19,8 +19,6 @@ use crate::{
     top::Top,
 };
 
-const TIME: &[BorrowedFormatItem<'_>] =
-    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
 /// The maximum number of malformed lines that are named.
 const NAMED: usize = 10;
 /// The maximum length of shown faulty text, in bytes.
@@ -225,6 +223,8 @@ fn shown_key(key: &Key, flag: &KeyFlag) -> String {
 /// Formats an instant in UTC.
 fn instant(at: Duration) -> String {
     let seconds = i64::try_from(at.as_secs()).unwrap_or(i64::MAX);
-    let time = OffsetDateTime::from_unix_timestamp(seconds).ok();
-    time.and_then(|time| time.format(TIME).ok()).unwrap_or_else(|| format!("{seconds} s"))
+    match Timestamp::from_second(seconds) {
+        Ok(time) => time.to_string(),
+        Err(_) => format!("{seconds} s"),
+    }
 }
