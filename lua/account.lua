@@ -68,11 +68,13 @@ local function parse(account, value)
     if at + 2 > #value then
       return false
     end
+    -- A code below 97 is a capital letter. Texts are not compared: their order depends on the locale of the
+    -- server.
     local letter, length, from = struct.unpack('<c1H', value, at)
     local last, after = head, from + length
     if after > #value + 1 then
       return false
-    elseif letter < 'a' then
+    elseif string.byte(letter) < 97 then
       if length < 7 then
         return false
       end

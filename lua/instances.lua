@@ -18,8 +18,20 @@ if last_end(set) then
 end
 redis.call('ZADD', set, until_end({ process }, now + ttl))
 redis.call('PEXPIRE', set, math.ceil(ttl / 1000) + extra_ttl)
+
+-- Returns true if a process comes before this one. The order of texts depends on the locale of the server.
+local function is_before(other)
+  for i = 1, #process do
+    local code, own = string.byte(other, i) or 0, string.byte(process, i)
+    if code ~= own then
+      return code < own
+    end
+  end
+  return false
+end
+
 local all = redis.call('ZRANGE', set, 0, -1)
 for i = 1, #all do
-  rank = rank + (all[i] < process and 1 or 0)
+  rank = rank + (is_before(all[i]) and 1 or 0)
 end
 return { rank, #all }

@@ -25,7 +25,7 @@ if is_late then
     while at + 9 <= #value do
       local letter, length, from = struct.unpack('<c1H', value, at)
       local last, after = head, from + length
-      if letter < 'a' then
+      if string.byte(letter) < 97 then
         last, from = struct.unpack('<I7', value, from)
       end
       local is_near = last > now and last < real + 1000000

@@ -249,3 +249,14 @@ async fn redis_keeps_the_format() {
 async fn valkey_keeps_the_format() {
     keeps_its_format(Flavour::Valkey).await;
 }
+
+/// In other tests, a script that compares texts would fail only under such a locale.
+#[tokio::test]
+async fn the_servers_of_the_tests_compare_text_by_a_locale() {
+    for flavour in Flavour::ALL {
+        let server = Server::start(flavour, &[]).await;
+        let order: Vec<String> =
+            server.command("EVAL return{tostring('a'<'B'),tostring('B'<'a')} 0").await;
+        assert_eq!(order, ["true", "false"], "{flavour:?}");
+    }
+}

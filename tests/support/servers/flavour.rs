@@ -6,6 +6,15 @@ use std::{
     sync::OnceLock,
 };
 
+/// The locale of all servers, in whose order `a` comes before `B`: Lua compares texts by it. Made by
+/// `scripts/servers`.
+pub(super) const LOCALE: &str = "en_US.UTF-8";
+
+/// Returns the folder in `target` that `scripts/servers` has filled.
+pub(super) fn in_target(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target").join(folder)
+}
+
 /// The implementation of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
@@ -59,9 +68,8 @@ impl Flavour {
             let missing = || format!("{variable} is {}, which is no file", file.display());
             return if file.is_file() { Ok(file) } else { Err(missing()) };
         }
-        let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/valkey");
         env::split_paths(&path.unwrap_or_default())
-            .chain([fetched])
+            .chain([in_target("valkey")])
             .map(|folder| folder.join(command))
             .find(|file| file.is_file())
             .ok_or_else(|| {

@@ -6,7 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Flavour, PATIENCE, Turn, home::Folder, insist, port::Port};
+use super::{
+    Flavour, PATIENCE, Turn,
+    flavour::{LOCALE, in_target},
+    home::Folder,
+    insist,
+    port::Port,
+};
 
 /// A separate server of a test, with no data, of which nothing remains.
 #[derive(Debug)]
@@ -121,6 +127,7 @@ impl Server {
         let log = log.expect("a log");
         let mut command = Command::new(&self.program);
         command.args(&self.args).current_dir(self.path()).stdin(Stdio::null());
+        command.env("LC_ALL", LOCALE).env("LOCPATH", in_target("locale"));
         command.stdout(log.try_clone().expect("a log")).stderr(log);
         let process = command.spawn().unwrap_or_else(|e| panic!("{}: {e}", self.program.display()));
         fs::write(self.file("pid"), process.id().to_string()).expect("a file");
