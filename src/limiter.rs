@@ -17,7 +17,7 @@ use crate::{
     rule::RuleName,
     store::{
         self, Answer, BlockFuture, CannotFail, Certain, Charge, LocalStore, Op, Reservation,
-        ReserveFuture, Store, StoreExt, Waiter, certain, literal,
+        ReserveFuture, Store, StoreExt, Unsupported, Waiter, certain, literal,
     },
 };
 
@@ -348,7 +348,7 @@ impl<S: Store> Limiter<S> {
         self.adjust(&key.into(), quotas.as_ref(), i64::from(units))
     }
 
-    /// Returns `units` units to every quota, including units that were already refilled over time.
+    /// Returns `units` units to every quota, even if time has already refilled them.
     ///
     /// An account has at most its limit. To return the units of a request, use
     /// [`reserve`](Limiter::reserve) and [`adjust_to`](Limiter::adjust_to).
@@ -492,6 +492,9 @@ impl<S: Store> Limiter<S> {
 
     /// Takes `max` units, or all units left if there are fewer. Returns the number of taken units.
     ///
+    /// Also takes [soft](Quota::with_soft) units. The store does not report how many of these are left, so
+    /// several calls may find it out.
+    ///
     /// Always returns 0 for a [concurrent](Quota::concurrent) quota, whose slots are held by the
     /// decision. Use [`take`](Limiter::take) instead.
     ///
@@ -536,23 +539,24 @@ impl<S: Store> Limiter<S> {
         let key = key.into();
         let quotas = quotas.as_ref();
         async move {
-            let mut wanted = if quotas.iter().any(Quota::is_concurrent) {
-                0
-            } else {
-                // A denial of more than a quota ever has need not have the units left.
-                let most = quotas.iter().map(Quota::most_at_once).min();
-                most.map_or(max, |most| max.min(most))
-            };
+            let most = most_at_once(quotas).min(max);
+            let soft = quotas.iter().map(Quota::soft).max().unwrap_or(0);
+            let mut taken = 0;
+            let mut wanted = most;
             while wanted > 0 {
                 let decision = self.try_take(key.clone(), quotas, wanted).await?;
-                if decision.is_allowed() {
+                if !decision.is_allowed() {
+                    wanted = fewer_units(&decision, wanted, soft);
+                    continue;
+                }
+                taken += wanted;
+                // The units left are known, except for soft ones.
+                if soft == 0 {
                     break;
                 }
-                // A concurrent refund may return units. Each attempt tries fewer, so that the loop
-                // ends.
-                wanted = decision.min_remaining().min(wanted - 1);
+                wanted = wanted.min(most - taken);
             }
-            Ok(wanted)
+            Ok(taken)
         }
     }
 
@@ -584,6 +588,7 @@ impl<S: Store> Limiter<S> {
     /// - The cost is above the limit of a quota, or a quota is blocked.
     /// - The wait is unknown, or the call is denied and needs more than one slot
     ///   ([`NotReady::UnknownWait`]).
+    /// - The store does not support the quotas ([`NotReady::Unsupported`]).
     ///
     /// # Panics
     ///
@@ -624,7 +629,8 @@ impl<S: Store> Limiter<S> {
         let quotas = quotas.as_ref();
         async move {
             let charge = Charge::new(self.name, &key, quotas).with_cost(cost);
-            let mut call = WaitingCharge::new(&self.store, charge);
+            let mut call =
+                WaitingCharge::new(&self.store, charge).map_err(NotReady::Unsupported)?;
             loop {
                 let decision = call.take().await?;
                 if decision.is_allowed() {
@@ -685,11 +691,27 @@ impl<S: Store> Limiter<S> {
     }
 }
 
+/// Returns the most units that a call can take, and 0 for slots. A store may not report the units left to a
+/// call for more.
+fn most_at_once(quotas: &[Quota]) -> u32 {
+    if quotas.iter().any(Quota::is_concurrent) {
+        return 0;
+    }
+    let most = quotas.iter().map(Quota::most_at_once).min();
+    most.unwrap_or(u32::MAX)
+}
+
+/// Returns the units to try after a denial, which are fewer: all that may be left, or half of them.
+fn fewer_units(denial: &Decision, denied: u32, soft: u32) -> u32 {
+    let left = denial.min_remaining().saturating_add(soft);
+    if left < denied { left } else { denied / 2 }
+}
+
 /// Error of [`Limiter::until_ready`] and [`Limiter::throttle`], and of their forms for stores that can
 /// fail.
 ///
 /// See [troubleshooting](crate::guide::troubleshooting#errors).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotReady<E = Infallible> {
     /// The cost is above the limit of a quota, or the quota is blocked.
@@ -697,6 +719,8 @@ pub enum NotReady<E = Infallible> {
     /// The store does not know when the cost would be allowed, or the cost is more than one slot of a
     /// [concurrent](Quota::concurrent) quota, for which no call waits.
     UnknownWait,
+    /// The store does not support the quotas. A policy for outages would deny or allow each call.
+    Unsupported(Unsupported),
     /// The store cannot decide.
     Store(E),
 }
@@ -712,6 +736,7 @@ impl<E: fmt::Display> fmt::Display for NotReady<E> {
                 "the wait is unknown, or the cost is more than one slot, for which no call waits; call \
                  `take` until it succeeds",
             ),
+            Self::Unsupported(error) => error.fmt(f),
             Self::Store(error) => error.fmt(f),
         }
     }
@@ -761,17 +786,20 @@ struct WaitingCharge<'a, S: Store> {
 
 impl<'a, S: Store> WaitingCharge<'a, S> {
     /// Creates a call that queues, if the store supports it.
-    fn new(store: &'a S, charge: Charge<'a>) -> Self {
+    fn new(store: &'a S, mut charge: Charge<'a>) -> Result<Self, Unsupported> {
         let queueing = charge.with_max_wait(Duration::MAX);
-        let is_supported = store.supports(&[queueing]).is_ok();
-        let charge = if is_supported { queueing } else { charge };
+        if store.supports(&[queueing]).is_ok() {
+            charge = queueing;
+        } else {
+            store.supports(&[charge])?;
+        }
         let has_slots = charge.quotas.iter().any(Quota::is_concurrent);
-        Self {
+        Ok(Self {
             store,
             charge,
             waiter: (has_slots && charge.queues()).then(Waiter::new),
             taken: None,
-        }
+        })
     }
 
     async fn take(&mut self) -> Result<Decision, NotReady<S::Error>> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio_test::{assert_pending, assert_ready_ok, task};
-use tower_sluice::{Limiter, Quota, Store, StoreExt, testing::FakeClock};
+use tower_sluice::{Algorithm, Limiter, Quota, Store, StoreExt, testing::FakeClock};
 
 use crate::support::{
     Gated,
@@ -81,6 +81,35 @@ async fn take_up_to_takes_only_units_that_every_quota_has() {
     let clock = FakeClock::new();
     grants(&clock, clock.store(64)).await;
     grants(&clock, Gated::open(clock.store(64))).await;
+}
+
+/// A call for more units takes no fewer. Its units may be beyond a soft limit.
+#[tokio::test]
+async fn take_up_to_takes_all_soft_units_that_are_left() {
+    let limiter = Limiter::named("default", FakeClock::new().store(16_384));
+    for algorithm in [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 4 },
+        Algorithm::SlidingLog,
+    ] {
+        let soft = Quota::per_hour(10).with_algorithm(algorithm).with_soft(5);
+        let softer = Quota::per_day(12).with_algorithm(algorithm).with_soft(6);
+        for (quotas, fit) in
+            [(&[soft][..], 15), (&[softer, soft], 15), (&[soft, Quota::per_day(12)], 12)]
+        {
+            for used in 0..=fit {
+                for most in 1..=20 {
+                    let key = format!("{quotas:?} {used} {most}");
+                    assert!(limiter.take(&*key, quotas, used).await.is_allowed());
+                    let taken = limiter.take_up_to(&*key, quotas, most).await;
+                    assert_eq!(taken, most.min(fit - used), "{key}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -133,6 +133,25 @@ async fn what_is_left_of_a_governor_limiter_is_taken_by_a_call_for_more_than_its
     }
 }
 
+#[cfg(feature = "governor")]
+#[tokio::test(start_paused = true)]
+async fn a_call_that_the_store_does_not_support_is_not_waited_for() {
+    use std::num::NonZeroU32;
+    use tokio::time::timeout;
+    use tower_sluice::{Key, StoreExt, store::GovernorStore};
+
+    let ten = governor::Quota::per_hour(NonZeroU32::new(10).expect("above 0"));
+    let governor = Arc::new(governor::RateLimiter::<Key, _, _>::keyed(ten));
+    let store = GovernorStore::new(governor);
+    let two = [Quota::per_second(5), Quota::per_hour(9)];
+    for store in [store.clone().fail_open().boxed(), store.fail_closed().boxed()] {
+        let limiter = Limiter::named("default", store);
+        let ready = timeout(1_000 * SECOND, limiter.until_ready("alice", &two, 1)).await;
+        let error = ready.expect("no wait").expect_err("two quotas");
+        assert!(matches!(error, NotReady::Unsupported(_)), "{error}");
+    }
+}
+
 /// Returns the denial of a concurrent quota, with the time until a slot is probably free.
 fn no_slot(free_in: Duration) -> Outcome {
     let outcome = Outcome::slots(RuleName::default(), 0, 5, 5);
