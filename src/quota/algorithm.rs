@@ -113,8 +113,8 @@ impl Algorithm {
         }
     }
 
-    /// Returns `true` if units can be charged in advance, for later requests: they then fit as well as
-    /// now, until a refill.
+    /// Returns `true` if units can be charged in advance, for later requests: a request before the next refill
+    /// fits exactly if it would fit now.
     pub(crate) const fn can_lease(self) -> bool {
         match self {
             Self::Gcra | Self::AnchoredWindow => true,

@@ -86,7 +86,7 @@ impl Anchor {
         self.local(Timestamp::from_second(self.start))
     }
 
-    /// Returns the unit, and the anchor in the text form unless it is the first of a month in UTC.
+    /// Returns the unit, and the anchor in the text form unless it is the start of 1970 in UTC.
     pub(super) fn text(self) -> (&'static str, String) {
         let name = UNITS
             .into_iter()
@@ -289,11 +289,12 @@ impl Quota {
 
     /// Returns the start and the end of the calendar period that contains `now`.
     ///
-    /// Returns `None` if the quota does not count in [calendar periods](Quota::anchored_at).
+    /// Returns `None` if the quota does not count in [calendar periods](Quota::anchored_at), and for times
+    /// that no store counts: before 1970, or after 2554.
     #[must_use]
     pub fn calendar_period(&self, now: Timestamp) -> Option<Range<Timestamp>> {
         let anchor = self.anchor?;
-        let now = u64::try_from(now.as_nanosecond()).unwrap_or(0);
+        let now = u64::try_from(now.as_nanosecond()).ok()?;
         let [_, start, end, _] = anchor
             .edges_around(now)
             .map(|nanos| Timestamp::from_nanosecond(nanos.into()).unwrap_or(Timestamp::MAX));
@@ -308,7 +309,8 @@ impl TextForm<'_> {
             Some((name, start)) => (name.trim_end(), Some(start.trim_start())),
             None => (period, None),
         };
-        let unit = UNITS.into_iter().find(|known| known.0 == name);
+        let singular = name.strip_suffix('s').unwrap_or(name);
+        let unit = UNITS.into_iter().find(|known| known.0 == singular);
         // Without an anchor, a day has 24 hours.
         let unit = unit.filter(|known| start.is_some() || known.2 >= 31 * DAY);
         let Some((_, unit, longest)) = unit else {

@@ -455,7 +455,8 @@ impl Quota {
     /// [`Limiter::charge`](crate::Limiter::charge)). Such a charge never fails, but stops when the
     /// debt reaches `max_debt`. **Further units are never charged.** With `with_max_debt(0)`, an account
     /// can be emptied, but not put into debt. Units that a window
-    /// [carried over](Algorithm::FixedWindow) do not raise this bound, so they may be left.
+    /// [carried over](Algorithm::FixedWindow) do not raise this bound: a late charge that stops at it may not
+    /// have used them up.
     ///
     /// # Parallel requests
     ///
@@ -574,7 +575,7 @@ impl Quota {
     }
 
     const fn having_unit(self, unit: &'static str) -> Self {
-        let unit = if matches!(unit.as_bytes(), b"requests") {
+        let unit = if matches!(unit.as_bytes(), b"requests") && !self.is_concurrent() {
             None
         } else {
             Some(unit)

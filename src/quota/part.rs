@@ -8,8 +8,8 @@ use crate::store::instances::Part;
 impl Quota {
     /// Returns the part of the quota for one of several processes, which is the same for every charge.
     ///
-    /// All parts together allow no more than the quota, except that each part of unranked processes
-    /// allows at least one unit. The part of a token bucket refills continuously.
+    /// All parts together allow no more than the quota, with two exceptions: each part of unranked processes
+    /// allows at least one unit, and the parts of a client's share keep its burst. The part of a token bucket refills continuously.
     pub(crate) fn for_process(&self, of: Part) -> Self {
         if self.is_blocked() || of.instances == NonZeroU32::MIN {
             return *self;
@@ -69,7 +69,7 @@ impl Quota {
     }
 
     /// Returns the share of a client with a weight, of all weights: its part of the rate, with a burst of
-    /// half a second that has at least `cost` units. Its late charges have the limit of the pool's.
+    /// half a second that has at least `cost` units. Its late limit is that of the pool.
     pub(crate) fn client_share(&self, weight: u32, of: u64, cost: u32) -> Self {
         let longest = MAX_REFILL / u64::from(cost.max(1));
         let interval = u128::from(self.interval) * u128::from(of) / u128::from(weight.max(1));

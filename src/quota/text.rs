@@ -160,7 +160,9 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
 
 /// Returns the time as a whole number of the largest suitable unit.
 pub(super) fn in_largest_unit(nanos: u64) -> (u64, &'static str) {
-    let whole = UNITS.iter().find(|(_, unit)| nanos.is_multiple_of(*unit));
+    let whole = UNITS
+        .iter()
+        .find(|(_, unit)| nanos >= *unit && nanos.is_multiple_of(*unit));
     whole.map_or((nanos, "ns"), |(names, unit)| (nanos / unit, names[0]))
 }
 
@@ -214,7 +216,7 @@ impl fmt::Display for QuotaError {
 
 impl std::error::Error for QuotaError {}
 
-/// Returns the first bytes of a text in quotes. Valid quotas are shorter.
+/// Returns the first bytes of a text in quotes.
 fn excerpt(text: &str) -> String {
     let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
     let cut = &text[..ends.take_while(|end| *end <= 40).last().unwrap_or(0)];

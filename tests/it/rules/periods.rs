@@ -17,6 +17,13 @@ use crate::support::regressions::keeping;
 const MONTHLY: Quota = Quota::per_month(5);
 const DAY: u64 = 86_400;
 
+#[test]
+fn a_time_that_no_store_counts_has_no_calendar_period() {
+    for time in ["1969-12-31T23:59:59Z", "2600-01-01T00:00:00Z"] {
+        assert_eq!(MONTHLY.calendar_period(time.parse().expect("a time")), None, "{time}");
+    }
+}
+
 fn zoned(text: &str) -> ZonedDateTime {
     text.parse().expect("an anchor")
 }
@@ -52,6 +59,8 @@ fn text_and_files_have_the_anchor() {
     }
     let short: Quota = "5/month from 2024-01-31T09:00[Europe/Berlin]".parse().expect("a quota");
     assert_eq!(short, MONTHLY.anchored_at(&start));
+    assert_eq!("5/months".parse(), Ok(MONTHLY));
+    assert_eq!("5/years".parse(), Ok(Quota::per_year(5)));
     let error = "5/month from now".parse::<Quota>().expect_err("no anchor").to_string();
     assert!(error.contains("write the anchor as 2024-01-31T09:00[Europe/Berlin]"), "{error}");
 }
