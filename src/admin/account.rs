@@ -41,11 +41,11 @@ pub(super) struct AccountBody {
     r#for: Option<Duration>,
 }
 
-/// The largest number of units that quotas of requests may have.
+/// The largest number of names of units, such as `tokens`, that are read from requests.
 const MAX_UNITS: usize = 64;
 
 /// Reads quotas without their names, which stay in memory once they are read, and identify no account.
-/// The units stay as well, so there are few of them.
+/// Names of units stay as well, so few are read.
 fn read_quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Quotas>, D::Error> {
     let mut quotas = match Value::deserialize(value)? {
         table @ Value::Object(_) => json!([table]),
@@ -152,7 +152,7 @@ impl<'a> ManagedAccount<'a> {
         let store = &self.layer.store;
         let Ok(current) = store.peek(&[self.charge().with_cost(0)]).await;
         check("peek", &current)?;
-        // Values that are read from a request count as 1 and 0.
+        // Values that are read from a request count as 1 and 0. A cost of 0 would not show a block.
         let RuleInfo { cost, headroom, .. } = self.rule;
         let next = self.charge().with_cost(cost.unwrap_or(1).max(1));
         let next = next.with_headroom(headroom.unwrap_or(0));

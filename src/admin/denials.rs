@@ -42,7 +42,8 @@ pub(super) struct RuleRecord {
 /// The latest denials, newest first, and the most denied keys.
 ///
 /// The keys are counted by the Space-Saving algorithm (Metwally, Agrawal and El Abbadi, 2005): a
-/// new key replaces the least denied one, so a key with more than 1/50 of all denials is listed.
+/// new key replaces the least denied one, so a key with more than 1/50 of all denials is listed. Keys that
+/// are blocked keep their entries, so there are fewer than 50 for others.
 #[derive(Clone, Default)]
 pub(super) struct Listed {
     pub(super) recent: VecDeque<Denial>,

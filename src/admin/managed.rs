@@ -69,6 +69,8 @@ impl ManagedLayer {
             Some("the layer only reports")
         } else if rule.report_only.is_on() {
             Some("the rule only reports")
+        } else if rule.cost == Some(0) {
+            Some("a request costs nothing")
         } else {
             None
         }

@@ -129,8 +129,10 @@
 //! - `quotas` have the form of a [configuration](crate::Quota), or are `null` if they are chosen per
 //!   request. `live` is `true` if they can be [replaced](crate::LivePlan).
 //! - `cost` and `headroom` are `null` if they are read from the request.
-//! - `denied` is the number of denied requests. `reported` is the number of requests that
-//!   report-only rules would have denied. This process counts both from when the layer was added.
+//! - `denied` is the number of denied requests. `reported` is the number of requests that the rule would
+//!   have denied, if the rule or the layer had not only reported or an
+//!   [`Overcommit`](crate::middleware::Overcommit) had not admitted them. This process counts both from when
+//!   the layer was added.
 //! - `recent` lists the latest 50 denials, newest first. `at_ms` is Unix time, and `key` is the
 //!   [fingerprint](crate::fingerprint::Fingerprint) of the key. `retry_after_ms` is `null` if waiting
 //!   does not help.
@@ -149,7 +151,7 @@
 //! ```
 //!
 //! `peek`, `reset`, `block` and `unblock` accept `"fingerprint": "55bbf4838f29aabc"` instead of
-//! `key`, for a listed key. During an incident, an operator can thus block a key that is not shown.
+//! `key`, for a key in `top`. During an incident, an operator can thus block a key that is not shown.
 //!
 //! `peek` returns an account without charging it. `blocked_ms` is the remaining time of a block, or
 //! `null`. `would` [explains](crate::explain) the decision that the next request would get if it did

@@ -47,7 +47,7 @@ const number = (value) => value.toLocaleString("en");
 
 const RESULTS = {
   limited: "denied",
-  shadow_limited: "allowed, report only",
+  shadow_limited: "reported, not denied by this rule",
   failed_closed: "denied, the store failed",
   fallback_limited: "denied by the local fallback",
 };
@@ -57,7 +57,7 @@ const RESULTS = {
 const CONFIRM = {
   off: (name) => `Turn off the limits of ${name}? Every request passes until you turn them on.`,
   on: (name) => `Turn on the limits of ${name}? Requests above a limit are denied again.`,
-  report: (name) => `Report only for ${name}? Denials are counted, but every request passes.`,
+  report: (name) => `Report only for ${name}? Its denials are counted, but it denies no request.`,
   enforce: (name) => `End report only for ${name}? Requests above a limit are denied again.`,
 };
 
@@ -155,7 +155,7 @@ function ruleView(layer, name) {
     // Rows are kept, so that no button is replaced under the pointer.
     top(list) {
       keys.hidden = list.length === 0;
-      const shown = list.slice(0, MOST_KEYS);
+      const shown = list.filter((one, at) => at < MOST_KEYS || one.blocked_until_ms !== null);
       for (const key of rows.keys()) if (!shown.some((one) => one.key === key)) rows.delete(key);
       const nodes = shown.map((one) => {
         if (!rows.has(one.key)) rows.set(one.key, keyRow(layer, name, one.key));
@@ -354,19 +354,29 @@ function quotaView(quota) {
   const left = element("span", { className: "number", textContent: `${number(quota.remaining)} of ${number(quota.limit)} left` });
   const bar = element("progress", { max: quota.limit || 1, value: quota.remaining });
   bar.setAttribute("aria-label", `${quota.remaining} of ${quota.limit} left`);
-  const full = quota.reset_after_ms ? `more in ${time(quota.next_after_ms)}, full in ${time(quota.reset_after_ms)}` : "full";
+  let state = quota.limit ? "full" : "blocked";
+  if (quota.held !== null) state = `${number(quota.held)} held`;
+  else if (quota.reset_after_ms) state = `more in ${time(quota.next_after_ms)}, full in ${time(quota.reset_after_ms)}`;
   return element(
     "div",
     { className: "quota" },
     element("div", { className: "head" }, element("span", { textContent: quota.text || "quota" }), left),
     element("div", { className: "bar" }, bar),
-    element("div", { className: "muted", textContent: full }),
+    element("div", { className: "muted", textContent: state }),
   );
+}
+
+// The length of the prefix that an address stands for, or undefined for a single address. An IPv4 address may be
+// written as one of IPv6.
+function networkOf(text) {
+  const [address, prefix] = text.split("/");
+  if (/^::ffff:\d+\./i.test(address)) return prefix && prefix - 96;
+  return prefix || (address.includes(":") ? 64 : undefined);
 }
 
 const DONE = {
   peek: () => "The account.",
-  reset: () => "The account is full again.",
+  reset: () => "The account is new again.",
   block: (body) => `Blocked for ${body.for}.`,
   unblock: () => "Not blocked any more.",
 };
@@ -382,8 +392,8 @@ async function submit(event) {
     if (!$("quotas-label").hidden && quotas.length && (route === "peek" || route === "reset")) body.quotas = quotas;
     const result = await call(route, body);
     const summary = element("p", {}, `${DONE[route](body)} Key `, element("code", { textContent: result.key }), `, store ${result.by}.`);
-    const [address, prefix] = (body.key.address || "").split("/");
-    if (address.includes(":") || prefix) summary.append(` This applies to all addresses of its /${prefix || 64}.`);
+    const network = networkOf(body.key.address || "");
+    if (network) summary.append(` This applies to all addresses of its /${network}.`);
     answer.replaceChildren(summary);
     if (result.blocked_ms) answer.append(element("p", { className: "no", textContent: `Blocked for ${time(result.blocked_ms)}` }));
     if (result.quotas) answer.append(...result.quotas.map(quotaView), element("pre", { textContent: rounded(result.would) }));

@@ -151,7 +151,7 @@ impl<S: Subject> Run<'_, S> {
             }
             StepOp::Reset => own.reset(&read[0]).await,
             StepOp::Undo => own.take(&read).await,
-            // A look of another process changes nothing.
+            // The first process looks, which changes nothing.
             _ => self.processes[""].take(&read).await,
         };
         answer.map_err(Into::into)

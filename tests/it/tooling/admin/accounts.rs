@@ -132,7 +132,7 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
     let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));
     visits(&app, "alice", 3).await;
     live.replace(Quota::per_day(10));
-    // the units of the day are still charged
+    // The account of GCRA is a time: it is full again in a day, so all units of the day are charged.
     let peeked = done(&app, "peek", &of("alice")).await;
     assert_eq!(
         (&peeked["quotas"][0]["limit"], &peeked["quotas"][0]["remaining"]),
@@ -193,7 +193,7 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
 
 /// Operations applied locally while the shared store fails are not applied there.
 #[tokio::test]
-async fn a_change_in_this_process_only_is_reported_as_local() {
+async fn a_change_in_this_process_only_is_an_error() {
     let store = Broken::Later.fallback(LocalStore::with_capacity(64), 1);
     let app = watched(RateLimitLayer::rules(super::user(), store));
     visit(&app, "alice").await;

@@ -34,7 +34,7 @@ async fn a_layer_or_one_rule_can_be_set_to_report_only() {
     done(&app, "switch", &rule("user", true)).await;
     assert!(would().await.contains("; allowed anyway: the rule only reports\n"));
     assert_eq!(visits(&app, "alice", 2).await, [200; 2], "the site has two left");
-    assert_eq!(visit(&app, "alice").await, 429, "and the rule itself denies");
+    assert_eq!(visit(&app, "alice").await, 429, "the site denies");
     let shown = look(&app, "layers").await;
     assert_eq!(shown["layers"][0]["report_only"], false);
     assert_eq!(shown["layers"][0]["rules"][0]["report_only"], true);
@@ -193,4 +193,28 @@ fn a_watched_layer_keeps_its_toggles_and_its_secret() {
     for set in setters {
         assert!(catch_unwind(AssertUnwindSafe(set)).is_err());
     }
+}
+
+#[cfg(feature = "governor")]
+#[tokio::test]
+async fn a_store_without_report_only_rules_refuses_the_switch() {
+    use std::{num::NonZeroU32, sync::Arc};
+    use tower_sluice::{StoreExt, store::GovernorStore};
+
+    let ten = governor::Quota::per_hour(NonZeroU32::new(10).expect("above 0"));
+    let governor = governor::RateLimiter::<Key, _, _>::keyed(ten);
+    let store = GovernorStore::new(Arc::new(governor)).fail_closed();
+    let app = watched(RateLimitLayer::rules(user(), store));
+    let switch = json!({ "layer": "api", "rule": "user", "report_only": true });
+    let said = denied(&app, "switch", &switch, 409).await;
+    assert!(said.ends_with("; omit rule to switch the layer"), "{said}");
+}
+
+#[tokio::test]
+async fn a_request_that_costs_nothing_would_be_allowed() {
+    let rule = Rule::new("user", HeaderKey::new("x-user"), Quota::blocked()).cost(0);
+    let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));
+    assert_eq!(visit(&app, "alice").await, 200);
+    let would = done(&app, "peek", &super::of("alice")).await["would"].to_string();
+    assert!(would.contains("; allowed anyway: a request costs nothing"), "{would}");
 }
