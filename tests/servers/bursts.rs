@@ -3,10 +3,11 @@
 use std::{fmt::Debug, time::Duration};
 
 use futures::future::join_all;
+use tokio::task::{JoinSet, yield_now};
 use tower_sluice::{Algorithm, Decision, LocalStore, Quota, Store, StoreExt, decision::Source};
 
 use crate::{
-    accounts::{Account, HOUR, connect},
+    accounts::{Account, connect},
     servers::{Mode, Proxy, Server, eventually},
 };
 
@@ -42,19 +43,28 @@ async fn on_a_slow_link_no_request_waits_for_the_calls_of_equal_ones() {
     let mut proxy = Proxy::start(server.address()).await;
     let (store, beside) =
         (connect(&server.url_at(proxy.addr())).await, connect(&server.url()).await);
-    let account = Account::new("a", Quota::per_day(LIMIT));
-    burst(&store, &account, 3).await;
-    // No answer arrives.
-    proxy.set(Mode::Delay(HOUR)).await;
-    let takes = (0..20).map(async |n| {
-        tokio::time::sleep(Duration::from_millis(n)).await;
-        account.passes(&store).await
-    });
-    let all = async || (account.left(&beside).await == LIMIT - 23).then_some(());
-    tokio::select! {
-        answers = join_all(takes) => panic!("not all are sent: {answers:?}"),
-        () = eventually("the server has all requests", all) => {}
-    }
+    burst(&store, &Account::new("first", Quota::per_day(LIMIT)), 3).await;
+    proxy.set(Mode::Delay(Duration::from_millis(400))).await;
+    let mut names = 0_u32..;
+    // A busy machine delays some requests.
+    eventually("the server has all requests before the first answer", async || {
+        let account = Account::new(names.next().expect("a name"), Quota::per_day(LIMIT));
+        let mut takes = JoinSet::new();
+        for _ in 0..20 {
+            let (store, account) = (store.clone(), account.clone());
+            takes.spawn(async move { account.passes(&store).await });
+            // The call of the requests so far is sent.
+            for _ in 0..9 {
+                yield_now().await;
+            }
+        }
+        let all = async || (account.left(&beside).await == LIMIT - 20).then_some(());
+        tokio::select! {
+            _ = takes.join_next() => None,
+            () = eventually("all requests", all) => Some(()),
+        }
+    })
+    .await;
 }
 
 /// Returns the CPU time of the server so far.

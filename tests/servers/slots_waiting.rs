@@ -220,7 +220,7 @@ async fn a_slot_that_is_freed_during_the_call_of_a_request_goes_to_it() {
         drop(before);
         let running = hold(&store, ONE).await;
         let mut request = pin!(app.service.clone().oneshot(to("/")));
-        let before = server.script_calls().await;
+        let (before, start) = (server.script_calls().await, Instant::now());
         assert!(poll!(request.as_mut()).is_pending());
         let decided = async || (server.script_calls().await > before).then_some(());
         eventually("it is decided", decided).await;
@@ -228,7 +228,6 @@ async fn a_slot_that_is_freed_during_the_call_of_a_request_goes_to_it() {
         until_held(&other, &account(ONE), 0).await;
         // The process learns that the slot is free.
         sleep(millis(20)).await;
-        let start = Instant::now();
         assert_eq!(request.await.expect("infallible").status(), OK);
         (start.elapsed() < millis(120)).then_some(())
     })
