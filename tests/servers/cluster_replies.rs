@@ -109,7 +109,7 @@ async fn useless_hash_slots_are_an_error_and_not_a_panic() {
         let kinds = [Kind::Cluster, Kind::Disconnected, Kind::Timeout, Kind::Other];
         let took = fail(&lazy(&server), 3, &kinds).await;
         assert_eq!(commands(&server, "EVALSHA"), 0, "{:?}", hash_slots(0));
-        assert!(took < 4 * Duration::from_secs(1), "{took:?}");
+        assert!(took < 3 * 10 * Duration::from_secs(1), "{took:?}");
     }
 }
 

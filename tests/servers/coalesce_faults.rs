@@ -1,11 +1,6 @@
 //! Faults during batched decisions: every caller gets its own answer.
 
-use std::{
-    pin::pin,
-    sync::mpsc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{pin::pin, sync::mpsc, thread, time::Duration};
 
 use futures::{future::join_all, poll};
 use redis::cmd;
@@ -22,27 +17,23 @@ use tower_sluice::{
 
 use crate::{
     accounts::{Account, DAY, connect, gcra_account, lazy, raw, stored_micros},
-    servers::{FakeServer, Reply, Server, eventually},
+    servers::{FakeServer, PATIENCE, Reply, Server, eventually},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The delay that a busy machine may add.
-const SLACK: Duration = Duration::from_secs(4);
-/// The longest wait of a caller: ten times the limit of a call, if the server answers and a runtime of
-/// this process does not read.
-const LONGEST: Duration = Duration::from_secs(10);
+
 fn ample() -> Quota {
     Quota::new(1_000_000, 86_400 * SECOND).expect("a quota")
 }
 
 type Taken = Vec<Option<Result<Decision, RedisError>>>;
 
-/// Takes a unit of each of `keys` accounts of `name` at once. Returns the answers that arrive in
-/// time.
+/// Takes a unit of each of `keys` accounts of `name` at once. Returns the answers that arrive in time:
+/// a call ends after ten seconds, if the server answers and a runtime of this process does not read.
 async fn takes_of(store: &RedisStore, name: &str, keys: u32) -> Taken {
     let accounts: Vec<_> =
         (0..keys).map(|n| Account::new(format!("{name} {n}"), ample())).collect();
-    let takes = accounts.iter().map(|account| timeout(LONGEST + SLACK, account.take(store, 1)));
+    let takes = accounts.iter().map(|account| timeout(PATIENCE, account.take(store, 1)));
     join_all(takes).await.into_iter().map(Result::ok).collect()
 }
 
@@ -96,7 +87,6 @@ async fn runtimes_that_end_or_stall_delay_no_other_runtime() {
             heard.recv().await.expect("they wait");
         }
         // These requests wait behind batches of the others.
-        let start = Instant::now();
         let mut waiting = pin!(takes_of(&store, "remaining", 200));
         assert!(poll!(waiting.as_mut()).is_pending());
         for _ in &others {
@@ -104,7 +94,6 @@ async fn runtimes_that_end_or_stall_delay_no_other_runtime() {
         }
         server.cont();
         let answers = waiting.await;
-        println!("ends: {ends}: all are answered after {:?}", start.elapsed());
         assert!(answers.iter().all(Option::is_some), "a caller hangs");
         for answer in answers.into_iter().flatten() {
             match answer {
@@ -118,9 +107,7 @@ async fn runtimes_that_end_or_stall_delay_no_other_runtime() {
                 }
             }
         }
-        let start = Instant::now();
         eventually("decisions", async || well(&store, 300).await).await;
-        assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
         for (let_go, thread) in others {
             drop(let_go);
             thread.join().expect("no panic");

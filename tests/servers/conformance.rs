@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, task::spawn_blocking};
 use tower_sluice::{
     RedisStore, Store,
     testing::{Subject, properties},
@@ -21,7 +21,7 @@ const TICK: Duration = Duration::from_nanos(1);
 
 async fn conforms<S>(mut subject: S)
 where
-    S: Subject<Store: Store<Future: 'static> + Send + Sync>,
+    S: Subject<Store: Store<Future: 'static> + Send + Sync> + Send + 'static,
 {
     for (file, cases) in [
         ("gcra.json", 19),
@@ -40,47 +40,44 @@ where
     ] {
         assert_eq!(all_pass(&mut subject, file).await, (cases, 0), "{file}");
     }
-    properties_hold(&mut subject).await;
+    properties_hold(subject).await;
 }
 
 /// Checks the properties that each store has.
-pub(crate) async fn properties_hold<S>(subject: &mut S)
+pub(crate) async fn properties_hold<S>(mut subject: S)
 where
-    S: Subject<Store: Store<Future: 'static> + Send + Sync>,
+    S: Subject<Store: Store<Future: 'static> + Send + Sync> + Send + 'static,
 {
-    assert_eq!(properties::patience(subject, TICK).await, Ok(()));
-    assert_eq!(properties::all_or_nothing(subject).await, Ok(()));
-    assert_eq!(properties::report_only(subject).await, Ok(()));
-    assert_eq!(properties::queueing(subject).await, Ok(()));
-    assert_eq!(properties::overage(subject).await, Ok(()));
-    assert_eq!(properties::blocks(subject).await, Ok(()));
-    assert_eq!(properties::undo(subject).await, Ok(()));
-    assert_eq!(properties::waiting(subject).await, Ok(()));
+    let all = &mut subject;
+    assert_eq!(properties::patience(all, TICK).await, Ok(()));
+    assert_eq!(properties::all_or_nothing(all).await, Ok(()));
+    assert_eq!(properties::report_only(all).await, Ok(()));
+    assert_eq!(properties::queueing(all).await, Ok(()));
+    assert_eq!(properties::overage(all).await, Ok(()));
+    assert_eq!(properties::blocks(all).await, Ok(()));
+    assert_eq!(properties::undo(all).await, Ok(()));
+    assert_eq!(properties::waiting(all).await, Ok(()));
     let runtime = Handle::current();
-    let exact = || properties::no_over_admission(subject, |answer| runtime.block_on(answer));
-    assert_eq!(tokio::task::block_in_place(exact), Ok(()));
+    let exact = spawn_blocking(move || {
+        properties::no_over_admission(&mut subject, |answer| runtime.block_on(answer))
+    });
+    assert_eq!(exact.await.expect("no panic"), Ok(()));
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn redis_conforms() {
     let server = Server::redis().await;
     conforms(RedisStore::connect(server.url()).await.expect("a store")).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn redis_conforms_over_resp3() {
-    let server = Server::redis().await;
+#[tokio::test]
+async fn valkey_conforms_over_resp3() {
+    let server = Server::start(Flavour::Valkey, &[]).await;
     let url = format!("{}?protocol=resp3", server.url());
     conforms(RedisStore::connect(&url).await.expect("a store")).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn valkey_conforms() {
-    let server = Server::start(Flavour::Valkey, &[]).await;
-    conforms(RedisStore::connect(server.url()).await.expect("a store")).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn a_cluster_conforms() {
     let cluster = Cluster::start(Flavour::Redis).await;
     let mut subject = on_cluster(&cluster).await.expect("a store");

@@ -15,7 +15,7 @@ use crate::{
 };
 
 const LIMIT: u32 = 5;
-const AT_ONCE: usize = 50;
+const AT_ONCE: usize = 400;
 const DAY: Duration = Duration::from_secs(86_400);
 /// An instant away from the boundaries of windows and buckets.
 const NOW: Duration = Duration::from_secs(20_000 * 86_400 + 31_000);

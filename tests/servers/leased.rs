@@ -10,11 +10,11 @@ use std::{
 
 use futures::future::join_all;
 use tokio::{runtime::Builder, time::interval};
-use tower_sluice::{Quota, RedisStore, StoreExt, decision::Source, store::Timeout};
+use tower_sluice::{Quota, RedisStore, StoreExt, decision::Source};
 
 use crate::{
     accounts::{Account, connect},
-    servers::{Server, eventually},
+    servers::{PATIENCE, Server, eventually},
     worker::{self, Worker},
 };
 
@@ -25,7 +25,7 @@ const MINUTELY: Quota = Quota::per_minute(60_000);
 async fn uneven(url: &str, quota: Quota, percent: u32, load: u32, time: Duration) -> (u32, u32) {
     let account = Arc::new(Account::new("hot", quota));
     let part = async |part: u32| {
-        let store = connect(url).await.timeout(Timeout::DEFAULT).breaker().deny_cache();
+        let store = connect(url).await.timeout(PATIENCE).breaker().deny_cache();
         let (store, account) = (store.leases(percent), account.clone());
         let task = async move {
             let (start, mut tick) = (Instant::now(), interval(Duration::from_millis(1)));

@@ -23,10 +23,8 @@ use crate::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The delay that a busy machine may add.
-const BUSY: Duration = Duration::from_millis(700);
-/// The delay that a machine with other work may add. It is small enough to detect a missing bound.
-const SLACK: Duration = Duration::from_secs(4);
+/// Ten times the limit of a call and of an attempt to connect.
+const AMPLE: Duration = Duration::from_secs(10);
 
 fn account() -> Account {
     Account::new("a", Quota::per_hour(1_000_000))
@@ -41,10 +39,9 @@ async fn within(time: Duration, store: &RedisStore) -> Option<Result<Decision, R
 async fn a_dead_port_is_an_error_within_a_second() {
     let mut server = Server::redis().await;
     server.kill();
-    let start = Instant::now();
-    let error = RedisStore::connect(server.url()).await.expect_err("no server listens");
+    let connects = timeout(AMPLE, RedisStore::connect(server.url()).into_future()).await;
+    let error = connects.expect("in time").expect_err("no server listens");
     assert_eq!(error.kind(), Kind::Disconnected, "{error}");
-    assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
     assert!(error.to_string().contains("refused"), "{error}");
     let (_, address) =
         server.url().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).expect("a url");
@@ -57,10 +54,9 @@ async fn a_silent_port_is_an_error_within_a_second() {
     let server = Server::redis().await;
     let mut proxy = Proxy::start(server.address()).await;
     proxy.set(Mode::BlackHole).await;
-    let start = Instant::now();
-    let error = RedisStore::connect(server.url_at(proxy.addr())).await.expect_err("silence");
+    let connects = RedisStore::connect(server.url_at(proxy.addr())).into_future();
+    let error = timeout(AMPLE, connects).await.expect("in time").expect_err("silence");
     assert!(matches!(error.kind(), Kind::Disconnected | Kind::Timeout), "{error}");
-    assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -68,22 +64,18 @@ async fn a_lazy_store_fails_fast_until_the_server_is_up() {
     let mut server = Server::redis().await;
     server.kill();
     let store = lazy(&server.url());
-    let mut longest = Duration::ZERO;
+    let mut shortest = Duration::MAX;
     for _ in 0..20 {
         let start = Instant::now();
         let error = account().take(&store, 1).await.expect_err("no server");
         assert_eq!(error.kind(), Kind::Disconnected, "{error}");
-        longest = longest.max(start.elapsed());
+        shortest = shortest.min(start.elapsed());
     }
-    println!("without a server a decision fails after {longest:?} at most");
-    assert!(longest < SLACK, "{longest:?}");
+    assert!(shortest < SECOND / 2, "{shortest:?}");
     server.launch();
     server.ready().await.expect("it starts");
-    let start = Instant::now();
-    let well = async || within(SECOND, &store).await?.ok();
-    drop(eventually("a decision", well).await);
-    println!("recovered {:?} after the server", start.elapsed());
-    assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
+    let well = eventually("a decision", async || within(SECOND, &store).await?.ok());
+    drop(timeout(AMPLE, well).await.expect("soon after the server"));
 }
 
 #[tokio::test]
@@ -156,8 +148,7 @@ async fn a_runtime_that_ends_while_connecting_leaves_the_store_usable() {
         let other = store.clone();
         let on_another = std::thread::spawn(move || {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-            let patience =
-                if mode == Mode::Pass { SECOND + SLACK } else { Duration::from_millis(200) };
+            let patience = if mode == Mode::Pass { AMPLE } else { Duration::from_millis(200) };
             runtime.block_on(within(patience, &other)).is_some()
         });
         assert_eq!(on_another.join().expect("no panic"), mode == Mode::Pass);
@@ -171,17 +162,18 @@ async fn a_connection_that_is_silent_for_a_second_is_replaced() {
     let server = Server::redis().await;
     let mut proxy = Proxy::start(server.address()).await;
     let store = connect(&server.url_at(proxy.addr())).await;
-    assert!(within(SECOND + SLACK, &store).await.expect("in time").is_ok());
-    proxy.set(Mode::BlackHole).await;
     let start = Instant::now();
+    assert!(within(AMPLE, &store).await.expect("in time").is_ok());
+    proxy.set(Mode::BlackHole).await;
     let given_up = async || {
         let answer = within(Duration::from_millis(50), &store).await;
         assert!(answer.is_none_or(|answer| answer.is_err()));
-        (proxy.accepted().len() > 1).then_some(())
+        (proxy.accepted() > 1).then_some(())
     };
     eventually("another connection", given_up).await;
-    println!("a silent connection is given up after {:?}", start.elapsed());
-    assert!(start.elapsed() > SECOND - BUSY && start.elapsed() < SECOND + SLACK);
+    let took = start.elapsed();
+    println!("a silent connection is given up after {took:?}");
+    assert!(took >= SECOND && took < AMPLE, "{took:?}");
     proxy.set(Mode::Pass).await;
     let well = async || within(SECOND, &store).await?.ok();
     drop(eventually("a decision", well).await);
@@ -205,9 +197,9 @@ async fn a_connection_whose_last_caller_leaves_is_kept() {
         drop(take);
         // The time that the connection may be silent while a caller waits.
         tokio::time::sleep(SECOND + SECOND / 4).await;
-        assert!(within(SECOND + SLACK, &store).await.expect("in time").is_ok());
+        assert!(within(AMPLE, &store).await.expect("in time").is_ok());
     }
-    assert_eq!(proxy.accepted().len(), 1);
+    assert_eq!(proxy.accepted(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -55,7 +55,7 @@ impl Drop for Emulation {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn the_scripts_decide_under_lua_5_4_as_under_lua_5_1() {
     let mut emulation = Emulation::start();
     let server = FakeServer::start(move |words| emulation.run(words)).await;

@@ -20,7 +20,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    servers::Server,
+    servers::{Flavour, Server},
     support::{random::rows, regressions::keeping},
 };
 
@@ -132,12 +132,17 @@ fn request() -> impl Strategy<Value = Vec<Demand>> {
     })
 }
 
+/// The requests of a burst, some of them equal.
+fn order() -> impl Strategy<Value = Vec<usize>> {
+    prop_oneof![4 => vec(0..100_usize, 2..16), 1 => vec(0..100_usize, 16..60)]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let parts = prop_oneof![Just(0), 0..20_u64, 0..60_u64, 100..130_u64];
     prop_oneof![
         4 => (parts, prop_oneof![Just(0), 1..2_000_u64]).prop_map(|(n, more)| Step::Pass(n, more)),
         8 => request().prop_map(Step::Take),
-        2 => (vec(request(), 1..4), vec(0..12_usize, 2..16)).prop_map(|(requests, order)| {
+        2 => (vec(request(), 1..10), order()).prop_map(|(requests, order)| {
             let order = order.iter().map(|at| at % requests.len()).collect();
             Step::Burst(requests, order)
         }),
@@ -210,8 +215,13 @@ fn parts(decision: &Decision) -> impl PartialEq + std::fmt::Debug {
 
 #[test]
 fn random_sequences_give_equal_decisions() {
+    give_equal_decisions(Flavour::Redis, 1_000);
+    give_equal_decisions(Flavour::Valkey, 200);
+}
+
+fn give_equal_decisions(flavour: Flavour, cases: u32) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let server = runtime.block_on(Server::redis());
+    let server = runtime.block_on(Server::start(flavour, &[]));
     let subject =
         runtime.block_on(RedisStore::connect(server.url()).into_future()).expect("a store");
     let names = ["a", "b", "c"].map(|name| RuleName::new(name).expect("a name"));
@@ -221,7 +231,7 @@ fn random_sequences_give_equal_decisions() {
     let shared_charge = Charge::new(shared_rule, &shared_key, &shared);
 
     let sequence = (vec(vec(quota(), 1..4), 3), vec(step(), 1..40));
-    let config = Config { cases: 1_200, ..keeping(file!()) };
+    let config = Config { cases, ..keeping(file!()) };
     proptest!(config, |((rules, steps) in sequence)| {
         let (clock, mut subject) = (FakeClock::new(), subject.clone());
         let both = Both { runtime: &runtime, redis: subject.open(), local: clock.store(1_024) };

@@ -67,7 +67,7 @@ impl Subject for Driven {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn the_store_passes_the_conformance_kit() {
     let server = Postgres::start().await;
     let mut subject = Driven::connect(&server).await;
@@ -96,7 +96,7 @@ async fn the_store_passes_the_conformance_kit() {
             ("combined.json", (4, 2)),
         ]
     );
-    properties_hold(&mut subject).await;
+    properties_hold(subject).await;
 }
 
 /// Half of the clients name the accounts in the other order.

@@ -1,18 +1,17 @@
 //! The store follows the master that sentinels name.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::time::timeout;
 use tower_sluice::{Quota, RedisStore, store::RedisErrorKind as Kind};
 
 use crate::{
     accounts::{Account, on_sentinels},
-    servers::{Flavour, PATIENCE, Sentinels, eventually},
+    servers::{Flavour, Sentinels, eventually},
 };
 
-const SECOND: Duration = Duration::from_secs(1);
-/// The delay that a machine with other work may add. It is small enough to detect a missing bound.
-const SLACK: Duration = Duration::from_secs(4);
+/// Ten times the limit of a call.
+const AMPLE: Duration = Duration::from_secs(10);
 
 async fn store(sentinels: &Sentinels) -> RedisStore {
     let store = on_sentinels(sentinels).await;
@@ -28,18 +27,11 @@ async fn the_store_follows_a_failover() {
         assert_eq!(account.passed(&store, 3).await, 3);
         let first = sentinels.master().await;
         let _ = sentinels.kill_master().await;
-        let (killed, mut longest) = (Instant::now(), Duration::ZERO);
-        let well = async || {
-            let asked = Instant::now();
-            let answer = timeout(PATIENCE, account.take(&store, 0)).await.expect("in time");
-            longest = longest.max(asked.elapsed());
-            answer.ok()
-        };
+        let well =
+            async || timeout(AMPLE, account.take(&store, 0)).await.expect("no decision hangs").ok();
         let look = eventually("the new master", well).await;
-        println!("{flavour:?}: back {:?} after the death of the master", killed.elapsed());
         let second = sentinels.master().await;
         assert_ne!(first, second);
-        assert!(longest < SECOND + SLACK, "no decision hangs: {longest:?}");
         // The charges have been replicated.
         assert_eq!(look.remaining(), Some(6));
         assert_eq!(account.passed(&store, 9).await, 6);

@@ -195,7 +195,7 @@ async fn a_fallback_counts_what_runs() {
     let mut server = Server::redis().await;
     let ttl = Duration::from_secs(1);
     let shared = RedisStore::connect(server.url()).slot_ttl(ttl).await.expect("a store");
-    let store = shared.clone().timeout(Timeout::DEFAULT).fallback(LocalStore::with_capacity(64), 1);
+    let store = shared.clone().timeout(ttl * 10).fallback(LocalStore::with_capacity(64), 1);
     let account = Account::new("alice", Quota::concurrent(4));
     let take = async || store.take(&[account.charge(1)]).await.expect("infallible");
     let mut running = vec![take().await, take().await, take().await];
@@ -207,7 +207,7 @@ async fn a_fallback_counts_what_runs() {
     drop(running.pop());
     assert!(take().await.is_allowed(), "one ended in the outage");
     server.restart().await;
-    timeout(ttl * 5, slot.lost()).await.expect("the server has lost its state");
+    timeout(ttl * 10, slot.lost()).await.expect("the server has lost its state");
     drop((running, slot));
     until_held(&shared, &account, 0).await;
 }
