@@ -7,7 +7,8 @@
 //! **Invariant.** The TAT is at most `burst·T` in the future after each charge that was allowed at once, at
 //! most `(burst + soft)·T` under a soft quota, at most `burst·T + max_wait` after one that waits, and at
 //! most `(burst + max_debt)·T` after a late one. In a span of length `t` the TAT moves by at most
-//! `t + burst·T`, so at most `burst + t/T` units are charged in it, wherever the span begins.
+//! `t + burst·T`, so at most `burst + t/T` units are charged in it, wherever the span begins, and
+//! at most `soft`, `max_wait/T` or `max_debt` more by those other charges.
 //!
 //! **Why one instant is enough.** Under a token bucket, an account has a number of tokens and the instant
 //! at which they were counted. Here both are one number: `(TAT - now) / T` units are missing. Nothing is
@@ -130,7 +131,8 @@ fn fit(reset_ns: u64, quota: &Quota, demand: Demand) -> Evaluation {
 
 /// Returns the value of a new account when a quota denied the request.
 ///
-/// Returns `None` if the quota has no `initial` units, or if the account exists.
+/// Returns `None` if the quota has no `initial` units, if the account exists, or if the demand has no cost
+/// or can never fit.
 #[inline]
 pub(crate) fn open(stored: u64, quota: &Quota, now: u64, demand: Demand) -> Option<u64> {
     let opens = retention(quota) > 0

@@ -10,7 +10,8 @@ use super::{
     orders,
 };
 
-/// Alice's entry is reclaimed, and she reclaims it later, while an earlier refund is under way.
+/// Alice's entry is reclaimed, and she reclaims it later, while a thread of an older clock lowers her
+/// account to full.
 #[test]
 fn nothing_is_lowered_below_a_claim() {
     every_order(|| {

@@ -131,6 +131,7 @@ pub(super) struct LockedSlots<'a> {
     shards: SmallVec<[(usize, MutexGuard<'a, HeldKeys>); 2]>,
     /// `true` if there was no room for a new account.
     pub(super) full: bool,
+    /// Wakes are made when they are dropped.
     woken: Vec<Wake>,
     /// The place that the request has left.
     left: Option<QueuePlace>,
@@ -147,14 +148,15 @@ impl<'a> LockedSlots<'a> {
             .map(|(_, keys)| &mut **keys)
     }
 
-    /// Removes the request from the queue of the place that it leaves. Its wake is dropped after the locks.
+    /// Removes the request from the queue of the place that it leaves.
     fn leave_queue(&mut self) {
         if let Some(waiter) = self.waiter
             && let Some(QueuePlace { queue: id, .. }) = self.left
             && let Some(keys) = self.get(id)
         {
-            let wake = keys.leave(id, |queue| queue.remove(waiter));
-            self.woken.extend(wake);
+            // Its own wake wakes nobody, because it has left the place.
+            let own = keys.leave(id, |queue| queue.remove(waiter));
+            self.woken.extend(own);
         }
     }
 
@@ -185,13 +187,14 @@ impl<'a> LockedSlots<'a> {
     }
 }
 
-/// Removes a request from the queue of an account. The next request may then be woken.
+/// Removes a request, which has left its place, from the queue of an account. The next request may then be
+/// woken.
 fn leave(shard: &Shard, id: u64, rank: Rank) {
     let mut keys = shard.lock();
-    let left = keys.leave(id, |queue| queue.waiting.remove(&rank).flatten());
+    let own = keys.leave(id, |queue| queue.waiting.remove(&rank).flatten());
     let woken = keys.entries.get_mut(&id).and_then(HeldEntry::wake_next);
     drop(keys);
-    drop((left, woken));
+    drop((own, woken));
 }
 
 /// Frees slots, unless the account was reset since `epoch`.

@@ -230,8 +230,8 @@ impl Ledger {
 
     /// Returns a later reading of the clock if it may change a denial for `retry_ns`.
     ///
-    /// Another thread may have charged the account at a later reading than `now`. A reading under
-    /// the lock of the account is later than those of all charges.
+    /// Another thread may have charged the account at a later reading than `now`. This reading is later than
+    /// those of all charges that the denial saw.
     #[inline(always)]
     pub(super) fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
         if retry_ns >= UNKNOWN_WAIT {

@@ -60,8 +60,8 @@ const ENTRIES_PER_KEY: usize = 2;
 ///
 /// For example, 25 000 new keys per second send one request each, and the quota is 5 per minute.
 /// Each key is in debt for 12 seconds, so 300 000 keys are in debt at once. The table shows the
-/// share of honest new keys that are denied during such a flood
-/// (`tests/it/local/flood_capacity.rs`):
+/// share of these requests that are denied. It is the risk of every new key during such a flood.
+/// (`tests/it/local/flood_capacity.rs` checks three of the rows.)
 ///
 /// | capacity | memory | after 12 s | 36 to 48 s after the start |
 /// |---|---|---|---|
@@ -74,7 +74,7 @@ const ENTRIES_PER_KEY: usize = 2;
 ///
 /// The table of accounts is divided into sets of 16 entries. A new key needs a free entry in its own
 /// set, so a few new keys share an account before the store is full. The next table shows the
-/// effect on 20 000 new keys with one unit each, in a store for a million keys
+/// effect on 20 000 new keys with one unit each, in a store for 500 000 keys
 /// (the same file):
 ///
 /// | keys in debt, as a share of the capacity | new keys without an entry | new keys denied early |
@@ -187,8 +187,8 @@ impl LocalStore {
 
     /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.capacity`.
     ///
-    /// The gauges need feature `metrics`. A warning is logged if at least 80 % of the capacity is
-    /// used. Each call reads every entry, so call this method at intervals, not per request.
+    /// The gauges need feature `metrics`. The second is the number of entries, which is twice the capacity in
+    /// keys. A warning is logged if the first is at least 80 % of the capacity in keys. Each call reads every entry, so call this method at intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.ledger.stats();

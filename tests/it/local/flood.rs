@@ -108,7 +108,7 @@ fn a_key_takes_at_most_36_bytes_at_any_capacity() {
 }
 
 #[test]
-fn a_key_without_a_slot_gets_the_exact_wait() {
+fn a_key_without_an_entry_gets_the_exact_wait() {
     let (clock, hour) = (FakeClock::new(), Quota::per_hour(2));
     let store = full(&clock, &hour);
     let admitted = (0..9_u32).filter(|key| allows(&store, "late", 100 + key, &hour)).count();

@@ -9,7 +9,7 @@ use tower_sluice::{
 
 use crate::support::{ALGORITHMS, live};
 
-/// Slots of one set. A store with a capacity of one key has one set.
+/// Entries of one set. A store with a capacity of one key has one set.
 const WAYS: u32 = 16;
 fn charged(store: &LocalStore, rule: &str, key: u32, quota: &Quota, units: u32) -> Decision {
     let (rule, key) = (RuleName::new(rule).expect("a name"), Key::from(key));
@@ -118,7 +118,7 @@ async fn a_look_under_another_quota_changes_no_account() {
 }
 
 #[test]
-fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
+fn a_key_that_gets_an_entry_starts_with_the_debt_of_the_shared_account() {
     for algorithm in ALGORITHMS {
         let (clock, quota) = (FakeClock::new(), Quota::per_hour(5).with_algorithm(algorithm));
         let store = full(&clock);

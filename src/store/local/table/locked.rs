@@ -135,8 +135,7 @@ impl<'a> LockedAccounts<'a> {
     /// Applies `change`, which undoes a charge that was made at the instant `charged`.
     ///
     /// Does nothing if the key has no account of its own, or after a later reset of an account in the
-    /// same group of sets. The quota may be older than the account, so the account expires no sooner
-    /// than before.
+    /// same group of sets.
     pub(crate) fn undo(
         &mut self,
         account: &Located,

@@ -31,9 +31,9 @@ const SECOND: u64 = 1_000_000_000;
 /// reused, so no sweep is needed.
 ///
 /// New keys share accounts if their set has no free entry. For these, the sets are divided into
-/// `SET_GROUPS` groups. Each group has one shared account per rule and address of a quota, which limits all new keys of the group
-/// together. A key that later gets an entry starts with the debt of the shared account. A flood of new keys
-/// therefore neither frees an exhausted key nor affects other rules.
+/// `SET_GROUPS` groups. Each group has one shared account per rule and address of a quota, which limits
+/// all new keys of the group together. A key that later gets an entry starts with the debt of the shared
+/// account. A flood of new keys therefore neither frees an exhausted key nor affects other rules.
 pub(super) struct Table {
     sets: Box<[Aligned]>,
     /// The shared accounts. The caller must not lock a set while it holds this lock.
