@@ -182,10 +182,11 @@ impl Ledger {
         }
     }
 
-    /// Drops the account. The clock reads `now` once it is dropped.
-    pub(crate) fn reset(&self, id: u64, now: Instant) {
+    /// Drops the account. The clock is read before it is locked, and once more when it is dropped.
+    pub(crate) fn reset(&self, id: u64, clock: impl Fn() -> Instant) {
         let mut account = account(id);
-        self.table.lock(slice::from_mut(&mut account), now).reset(&mut account, &Quota, || now);
+        let mut locked = self.table.lock(slice::from_mut(&mut account), clock());
+        locked.reset(&mut account, &Quota, clock);
     }
 
     /// Undoes a unit that was charged at that instant.
