@@ -73,8 +73,8 @@ impl Ledger {
         }
     }
 
-    /// Decides at a reading of the clock. A charge whose only quota is one of slots is decided without it.
-    /// Passes the decision to `then`.
+    /// Decides at a reading of the clock, and passes the decision to `then`. A charge whose only quota is one
+    /// of slots is decided at 0, without a reading, until the first key is blocked.
     ///
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
@@ -97,7 +97,11 @@ impl Ledger {
             _ => None,
         };
         let are_alone = slots.is_some_and(|charge| charge.quotas.len() == 1);
-        let now = if are_alone { 0 } else { clock() };
+        let now = if are_alone && self.blocks.is_unused() {
+            0
+        } else {
+            clock()
+        };
         if let Some(charge) = slots
             && context.waiter.is_none()
         {
