@@ -33,7 +33,7 @@ impl Ledger {
             adjusted.snapshot
         });
         if overflowed {
-            self.record_overflow(decision.at);
+            self.record_overflow(decision.at, false);
         }
         // The charge of a mirrored decision has the cost 0. Its account is in another store, so a cut
         // loses nothing.

@@ -24,9 +24,9 @@ struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Returns `true` if a new key has no account of its own.
-    fn is_full(&self) -> bool {
-        self.rates.overflowed || self.slots.as_ref().is_some_and(|slots| slots.full)
+    /// Returns `true` if there is no room for the slots of a new key.
+    fn lacks_slots(&self) -> bool {
+        self.slots.as_ref().is_some_and(|slots| slots.full)
     }
 }
 
@@ -56,14 +56,15 @@ impl Ledger {
             deny_all(&mut accounts, &mut locked, || self.clock.now());
         }
         accounts.report(locked.rates.now, &mut decision);
-        let is_full = locked.is_full();
+        let lacks_slots = locked.lacks_slots();
+        let is_full = lacks_slots || locked.rates.overflowed;
         if is_full && !decision.is_allowed() {
             decision.source = Source::Overflow;
         }
         if is_full && effect == Effect::Charge {
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
-            self.record_overflow(self.clock.now());
+            self.record_overflow(self.clock.now(), lacks_slots);
         }
         decision
     }

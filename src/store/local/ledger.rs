@@ -33,7 +33,8 @@ pub(super) struct Ledger {
     pub(super) seed: SeedableRandomState,
     pub(super) table: Table,
     pub(super) held: HeldSlots,
-    warning: OverflowWarning,
+    shared: OverflowWarning,
+    lacks_slots: OverflowWarning,
     almost_full: OverflowWarning,
     pub(super) blocks: Blocks,
     pub(super) rules: KnownRules,
@@ -51,7 +52,8 @@ impl Ledger {
             blocks: Blocks::new(table.capacity()),
             table,
             held: HeldSlots::new(keys),
-            warning: OverflowWarning::default(),
+            shared: OverflowWarning::default(),
+            lacks_slots: OverflowWarning::default(),
             almost_full: OverflowWarning::default(),
             rules: KnownRules::default(),
         }
@@ -66,7 +68,7 @@ impl Ledger {
         Stats {
             entries,
             active,
-            overflowed: self.warning.count(),
+            overflowed: self.shared.count() + self.lacks_slots.count(),
             blocked: self.blocks.count(now),
             holding,
             held,
@@ -252,10 +254,16 @@ impl Ledger {
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
-    /// Counts a decision about a shared account, and logs the first one.
+    /// Counts a decision about a key without an entry, or without room for its slots, and logs the first one
+    /// of each kind.
     #[cold]
-    pub(super) fn record_overflow(&self, now: u64) {
-        self.warning.record(now, self.table.capacity());
+    pub(super) fn record_overflow(&self, now: u64, lacks_slots: bool) {
+        let entries = self.table.capacity();
+        if lacks_slots {
+            self.lacks_slots.record_slots(now, entries);
+        } else {
+            self.shared.record_shared(now, entries);
+        }
     }
 }
 

@@ -115,7 +115,8 @@ const ENTRIES_PER_KEY: usize = 2;
 /// The slots of [`Quota::concurrent`](crate::Quota::concurrent) are in a separate table, with about
 /// 100 bytes for each key whose requests run. At most 64 keys without held slots have an entry. If
 /// requests of about as many keys as the capacity run at once, requests of further keys are denied,
-/// with [`Source::Overflow`](crate::decision::Source::Overflow). No request runs uncounted.
+/// with [`Source::Overflow`](crate::decision::Source::Overflow). [`Stats::overflowed`] counts them, and the
+/// first is logged. No request runs uncounted.
 ///
 /// [`reset`](crate::StoreExt::reset) sets the held slots of a key to 0, without an effect on the
 /// requests that hold them. Until they end, more requests run than the limit allows.
@@ -147,7 +148,8 @@ pub struct Stats {
     pub entries: usize,
     /// Accounts that are not full. Such accounts cannot be dropped.
     pub active: usize,
-    /// Decisions about shared accounts, which new keys use if no entry is free.
+    /// Decisions about keys without room: on accounts that new keys share if no entry is free, and denials
+    /// because the table of [slots](crate::Quota::concurrent) was full.
     ///
     /// If the number is above 0, the capacity was too small.
     pub overflowed: u64,
@@ -254,7 +256,7 @@ impl Store for LocalStore {
             if stats.overflowed > 0 {
                 let over = stats.overflowed;
                 detail +=
-                    &format!("; {over} decisions over a shared account: increase the capacity");
+                    &format!("; {over} decisions on keys without room: increase the capacity");
             }
             Health::healthy("local", detail)
         })
