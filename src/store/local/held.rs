@@ -112,7 +112,7 @@ impl HeldSlots {
         let mut slots = 0;
         for shard in self.all.get().into_iter().flatten() {
             let shard = shard.lock();
-            for entry in shard.entries.values().filter(|entry| !entry.is_unused()) {
+            for entry in shard.entries.values().filter(|entry| entry.held > 0) {
                 keys += 1;
                 slots += entry.held;
             }

@@ -401,6 +401,7 @@ mod tests {
         key::Key,
         name::RuleName,
         quota::{Algorithm, EXAMPLES},
+        store::Waiter,
     };
 
     const SECOND: u64 = 1_000_000_000;
@@ -468,6 +469,43 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_key_whose_requests_only_wait_holds_no_slot() {
+        let (key, quotas) = (Key::from("one"), [Quota::concurrent(1)]);
+        let charge = Charge::new(RuleName::default(), &key, &quotas);
+        let charge = charge.with_max_wait(Duration::from_secs(1));
+        let ledger = ledger();
+        let take = |waiter: &Waiter| {
+            let context = Context::default().with_waiter(waiter);
+            ledger.take(&[charge], &context, || 10 * SECOND, |decision| decision)
+        };
+        let (first, second) = (Waiter::new(), Waiter::new());
+        let runs = take(&first);
+        assert!(runs.is_allowed() && !take(&second).is_allowed());
+        assert_eq!((ledger.stats().holding, ledger.stats().held), (1, 1));
+        drop(runs);
+        assert_eq!((ledger.stats().holding, ledger.stats().held), (0, 0));
+    }
+
+    #[test]
+    fn two_charges_of_the_slots_of_one_key_do_not_wait() {
+        let (key, quotas) = (Key::from("one"), [Quota::concurrent(2)]);
+        let charge = Charge::new(RuleName::default(), &key, &quotas);
+        let charge = charge.with_max_wait(Duration::from_secs(1));
+        let ledger = ledger();
+        let take = |charges: &[Charge<'_>], waiter: &Waiter| {
+            let context = Context::default().with_waiter(waiter);
+            ledger.take(charges, &context, || 10 * SECOND, |decision| decision)
+        };
+        let waiters = [Waiter::new(), Waiter::new(), Waiter::new()];
+        let first = take(&[charge], &waiters[0]);
+        assert!(first.is_allowed() && !take(&[charge, charge], &waiters[1]).is_allowed());
+        assert!(
+            take(&[charge], &waiters[2]).is_allowed(),
+            "one slot is free"
+        );
     }
 
     #[test]
