@@ -142,6 +142,16 @@ pub(crate) fn open(stored: u64, quota: &Quota, now: u64, demand: Demand) -> Opti
     opens.then(|| now + initial_reset(quota))
 }
 
+/// Returns the value of the account after a charge of units that may not fit.
+pub(super) fn charge(stored: u64, quota: &Quota, now: u64, units: u32) -> u64 {
+    /// A time after which nothing fits. No sum with it overflows.
+    const CENTURY: u64 = 100 * 365 * 86_400 * 1_000_000_000;
+    let time = quota.interval_nanos().saturating_mul(units.into());
+    tat(stored, quota, now)
+        .saturating_add(time)
+        .min(now + CENTURY)
+}
+
 /// Charges `units`, or refunds units if `units` is negative.
 ///
 /// Also returns the new value of the account, or `None` if it does not change.

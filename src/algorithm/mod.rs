@@ -535,6 +535,17 @@ fn take_counted(
     evaluation
 }
 
+/// Charges units, also if they do not fit.
+pub(crate) fn charge(account: &mut Option<AccountState>, quota: &Quota, now: u64, units: u32) {
+    if quota.is_gcra() {
+        return change_gcra(account, |tat| {
+            (Some(gcra::charge(tat, quota, now, units)), ())
+        });
+    }
+    drop_expired(account, quota, now);
+    get_or_open(account, quota, now).charge(quota, now, units.into());
+}
+
 /// Creates the account of a quota with `initial` units when another quota denied the request.
 ///
 /// Does nothing if the quota has no `initial` units, if the account exists, or if the demand has no cost or

@@ -144,7 +144,8 @@ impl Ledger {
         let mut both = ids.map(account);
         let mut locked = self.table.lock(&mut both, now);
         let tats = both.each_ref().map(|account| locked.look(account, tat));
-        let units = if both[0].shares(&both[1]) { 2 } else { 1 };
+        let are_one = both[0].is_shared_by(&both[1]) && locked.has_shared_debt(&both[1]);
+        let units = if are_one { 2 } else { 1 };
         let fits = tats.iter().all(|tat| self.charged(*tat, locked.now, units).is_some());
         fits && both.iter_mut().all(|account| self.charge(&mut locked, account).is_some())
     }

@@ -10,10 +10,13 @@ use super::{
     table::LockedAccounts,
 };
 use crate::{
-    algorithm::{self, Evaluation, gcra},
+    algorithm::{self, AccountState, Evaluation, gcra},
     decision::{Decision, NEVER, Outcome, Source},
     quota::Quota,
-    store::{Charge, Waiter},
+    store::{
+        Charge,
+        waiter::{QueuePlace, Waiter},
+    },
 };
 
 /// The locked accounts of a decision.
@@ -85,7 +88,7 @@ impl Ledger {
         Some(denial.with_outcome(outcome))
     }
 
-    /// Locks all accounts: the slots after the rates.
+    /// Locks all accounts: the sets of the rates, then the slots, then the accounts that new keys share.
     #[inline]
     fn lock<'a>(
         &'a self,
@@ -100,15 +103,28 @@ impl Ledger {
         {
             other.leave();
         }
-        let rates = self.table.lock(&mut accounts.distinct, now);
-        let ids = accounts.slots().map(|account| account.at.id);
-        let has_slots = ids.clone().next().is_some();
-        let slots = has_slots.then(|| self.held.lock(&ids, waiter, place));
+        let mut rates = self.table.lock(&mut accounts.distinct, now);
+        let slots = self.lock_slots(accounts, waiter, place);
+        if rates.overflowed {
+            rates.share(&mut accounts.distinct);
+        }
         Locked {
             rates,
             slots,
             effect,
         }
+    }
+
+    #[inline]
+    fn lock_slots<'a>(
+        &'a self,
+        accounts: &Accounts<'_>,
+        waiter: Option<&'a Waiter>,
+        place: Option<QueuePlace>,
+    ) -> Option<LockedSlots<'a>> {
+        let ids = accounts.slots().map(|account| account.at.id);
+        let has_slots = ids.clone().next().is_some();
+        has_slots.then(|| self.held.lock(&ids, waiter, place))
     }
 
     /// Evaluates all demands, and once more if a later reading of the clock may change a denial.
@@ -136,7 +152,7 @@ fn look_at_each(all: &mut [Account<'_>], locked: &mut Locked<'_>) {
     }
 }
 
-/// Evaluates the demand of an account. New keys on one shared account count together.
+/// Evaluates the demand of an account, after the charges of those before it.
 #[inline]
 fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
     let account = &all[index];
@@ -151,37 +167,41 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     {
         return gcra::look(*instant, account.quota, rates.now, account.demand);
     }
-    if !rates.overflowed {
-        return look_after(0, account, rates);
+    if account.demand.cost > 0 && account.at.is_nowhere() {
+        return Evaluation::denied(rates.shared_wait(&account.at).unwrap_or(NEVER));
     }
-    if account.demand.cost > 0
-        && let Some(retry_ns) = rates.shared_wait(&account.at)
-    {
-        return Evaluation::denied(retry_ns);
-    }
-    let others = all[..index].iter().chain(&all[index + 1..]);
-    look_after(shared_cost(others, account), account, rates)
-}
-
-/// Evaluates the demand of an account after charges of `others` units.
-#[inline]
-fn look_after(others: i64, account: &Account<'_>, rates: &mut LockedAccounts<'_>) -> Evaluation {
-    let quota = account.quota;
     let now = rates.now;
-    rates.look(&account.at, |state| {
-        if others == 0 {
-            return algorithm::look(state, quota, now, account.demand);
-        }
-        let mut after = state.cloned();
-        algorithm::adjust(&mut after, quota, now, others);
-        algorithm::look(after.as_ref(), quota, now, account.demand)
+    read_after(&all[..index], account, rates, |state| {
+        algorithm::look(state, account.quota, now, account.demand)
     })
 }
 
-/// Returns the units that others charge to the shared account of a new key.
-fn shared_cost<'a>(others: impl Iterator<Item = &'a Account<'a>>, account: &Account<'_>) -> i64 {
-    let sharing = others.filter(|other| other.at.shares(&account.at));
-    sharing.map(|other| i64::from(other.demand.cost)).sum()
+/// Calls `read` with an account after the charges of earlier ones. New keys may share it with them.
+#[inline]
+fn read_after(
+    earlier: &[Account<'_>],
+    account: &Account<'_>,
+    rates: &mut LockedAccounts<'_>,
+    read: impl FnOnce(Option<&AccountState>) -> Evaluation,
+) -> Evaluation {
+    if !rates.overflowed || !rates.has_shared_debt(&account.at) {
+        return rates.look(&account.at, read);
+    }
+    let now = rates.now;
+    let mut sharing = earlier
+        .iter()
+        .filter(|other| other.at.is_shared_by(&account.at))
+        .peekable();
+    rates.look(&account.at, |state| {
+        if sharing.peek().is_none() {
+            return read(state);
+        }
+        let mut after = state.cloned();
+        for other in sharing {
+            algorithm::charge(&mut after, other.quota, now, other.demand.cost);
+        }
+        read(after.as_ref())
+    })
 }
 
 /// Charges the accounts of an allowed decision.
@@ -239,12 +259,8 @@ fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evalua
         return evaluation;
     }
     let now = locked.rates.now;
-    let earlier = shared_cost(all[..index].iter(), account);
-    locked.rates.look(&account.at, |state| {
+    read_after(&all[..index], account, &mut locked.rates, |state| {
         let mut after = state.cloned();
-        if earlier > 0 {
-            algorithm::adjust(&mut after, quota, now, earlier);
-        }
         algorithm::take(&mut after, quota, now, account.demand)
     })
 }
@@ -284,8 +300,7 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
     let quota = account.quota;
     let demand = account.demand;
     let now = locked.now;
-    // The snapshot is unknown if the new key was denied because its quota cannot have a shared account.
-    if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
+    if quota.initial().is_some() {
         locked.update(&mut account.at, quota, |state| {
             algorithm::open(state, quota, now, demand);
         });

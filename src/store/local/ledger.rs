@@ -284,9 +284,9 @@ impl Ledger {
             for (quota_index, quota) in charge.charged_quotas() {
                 let address = QuotaAddress::at(charge.quotas, quota_index);
                 let id = quota_id(key, address);
-                let is_elsewhere = quota.is_concurrent();
+                let counts_slots = quota.is_concurrent();
                 accounts.add(Account {
-                    at: Located::new(id, charge.rule, quota_index, address, is_elsewhere),
+                    at: Located::new(id, charge.rule, quota_index, address, counts_slots),
                     quota,
                     demand,
                     report_only: charge.report_only,
@@ -469,6 +469,58 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A key starts with the debt of the account that others of its group share: also with what a key of the
+    /// same decision charges to it.
+    #[test]
+    fn a_decision_denied_by_an_inherited_debt_charges_nothing() {
+        const GROUPS: usize = 2_048;
+        let (clock, mock) = Clock::driven();
+        mock.increment(10 * SECOND);
+        let ledger = Ledger::new(clock, 2 * GROUPS * 8);
+        assert_eq!(ledger.table.capacity(), 2 * GROUPS * 16);
+        let [hourly, minutely, brief] = [
+            [Quota::per_hour(2)],
+            [Quota::per_minute(1)],
+            [Quota::per_second(1)],
+        ];
+        let set_of = |key: &Key, quota: &Quota| {
+            let charge = Charge::new(RuleName::default(), key, quota.as_ref());
+            let id = quota_id(ledger.key_id(&charge), quota.address());
+            (u128::from(id) * 2 * GROUPS as u128) >> 64
+        };
+        let keys_of = |set: u128, quota: &Quota, count| -> Vec<Key> {
+            let all = (0..u64::MAX).map(Key::from);
+            let found = all.filter(|key| set_of(key, quota) == set);
+            found.take(count).collect()
+        };
+        let take = |charges: &[Charge<'_>]| {
+            let now = ledger.clock.now();
+            ledger.take(charges, &Context::default(), || now, |decision| decision)
+        };
+        let fill = |set, quotas: &[Quota; 1], count| {
+            for key in keys_of(set, &quotas[0], count) {
+                assert!(take(&[Charge::new(RuleName::default(), &key, quotas)]).is_allowed());
+            }
+        };
+        let full = 5;
+        let other = full + GROUPS as u128;
+        fill(full, &minutely, 16);
+        fill(other, &minutely, 15);
+        fill(other, &brief, 1);
+        let of_full = keys_of(full, &hourly[0], 2);
+        let of_other = keys_of(other, &hourly[0], 2);
+        let charge = |key| Charge::new(RuleName::default(), key, &hourly);
+        assert!(take(&[charge(&of_other[0])]).is_allowed());
+        mock.increment(2 * SECOND);
+
+        let left = || take(&[charge(&of_full[1]).with_cost(0)]).remaining();
+        assert_eq!(left(), Some(1));
+        let both = [charge(&of_full[0]), charge(&of_other[1])];
+        let peeked = ledger.decide(Effect::Nothing, &both, None, ledger.clock.now());
+        assert!(!peeked.is_allowed() && !take(&both).is_allowed());
+        assert_eq!(left(), Some(1), "nothing is charged");
     }
 
     #[test]

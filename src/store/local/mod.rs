@@ -42,6 +42,7 @@ const ENTRIES_PER_KEY: usize = 2;
 /// early, but no exhausted key gets a fresh quota. While 32 quotas of a rule have such accounts in a
 /// group, its new keys under other quotas of the rule are denied.
 /// [`Stats::overflowed`] counts decisions about shared accounts, and the first such decision is logged.
+/// While 32 quotas have them, a late charge of a new key under another quota has no effect.
 ///
 /// # Capacity
 ///
