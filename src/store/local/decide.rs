@@ -13,10 +13,7 @@ use crate::{
     algorithm::{self, AccountState, Evaluation, gcra},
     decision::{Decision, NEVER, Outcome, Source},
     quota::Quota,
-    store::{
-        Charge,
-        waiter::{QueuePlace, Waiter},
-    },
+    store::{Charge, Waiter},
 };
 
 /// The locked accounts of a decision.
@@ -24,13 +21,6 @@ struct Locked<'a> {
     rates: LockedAccounts<'a>,
     slots: Option<LockedSlots<'a>>,
     effect: Effect,
-}
-
-impl Locked<'_> {
-    /// Returns `true` if there is no room for the slots of a new key.
-    fn lacks_slots(&self) -> bool {
-        self.slots.as_ref().is_some_and(|slots| slots.full)
-    }
 }
 
 impl Ledger {
@@ -59,7 +49,7 @@ impl Ledger {
             deny_all(&mut accounts, &mut locked, || self.clock.now());
         }
         accounts.report(locked.rates.now, &mut decision);
-        let lacks_slots = locked.lacks_slots();
+        let lacks_slots = locked.slots.as_ref().is_some_and(|slots| slots.full);
         let is_full = lacks_slots || locked.rates.overflowed;
         if is_full && !decision.is_allowed() {
             decision.source = Source::Overflow;
@@ -104,7 +94,8 @@ impl Ledger {
             other.leave();
         }
         let mut rates = self.table.lock(&mut accounts.distinct, now);
-        let slots = self.lock_slots(accounts, waiter, place);
+        let ids = accounts.slots().map(|account| account.at.id);
+        let slots = self.held.lock(ids, waiter, place);
         if rates.overflowed {
             rates.share(&mut accounts.distinct);
         }
@@ -113,18 +104,6 @@ impl Ledger {
             slots,
             effect,
         }
-    }
-
-    #[inline]
-    fn lock_slots<'a>(
-        &'a self,
-        accounts: &Accounts<'_>,
-        waiter: Option<&'a Waiter>,
-        place: Option<QueuePlace>,
-    ) -> Option<LockedSlots<'a>> {
-        let ids = accounts.slots().map(|account| account.at.id);
-        let has_slots = ids.clone().next().is_some();
-        has_slots.then(|| self.held.lock(&ids, waiter, place))
     }
 
     /// Evaluates all demands, and once more if a later reading of the clock may change a denial.

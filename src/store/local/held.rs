@@ -73,15 +73,17 @@ impl HeldSlots {
         self.at(self.index(id))
     }
 
-    /// Locks the shards of these accounts, in ascending order. The request leaves its place, if it has one
-    /// in the queue of one of these accounts.
+    /// Locks the shards of these accounts, if any, in ascending order. The request leaves its place, if it
+    /// has one in the queue of one of these accounts.
     #[inline]
     pub(super) fn lock<'a>(
         &'a self,
-        ids: &(impl Iterator<Item = u64> + Clone),
+        ids: impl Iterator<Item = u64> + Clone,
         waiter: Option<&'a Waiter>,
         place: Option<QueuePlace>,
-    ) -> LockedSlots<'a> {
+    ) -> Option<LockedSlots<'a>> {
+        let indexes = ids.map(|id| self.index(id));
+        let mut next = Some(indexes.clone().min()?);
         let mut locked = LockedSlots {
             table: self,
             waiter,
@@ -90,14 +92,12 @@ impl HeldSlots {
             woken: Vec::new(),
             left: place,
         };
-        let indexes = ids.clone().map(|id| self.index(id));
-        let mut next = indexes.clone().min();
         while let Some(index) = next {
             locked.shards.push((index, self.at(index).lock()));
             next = indexes.clone().filter(|other| *other > index).min();
         }
         locked.leave_queue();
-        locked
+        Some(locked)
     }
 
     /// Sets the held slots of an account to 0.

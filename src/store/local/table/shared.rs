@@ -33,10 +33,14 @@ pub(super) struct Shared {
 }
 
 impl SharedAccounts {
+    /// Returns the accounts that have not expired.
+    fn live(&self, now: u64) -> impl Iterator<Item = &Shared> {
+        self.0.iter().filter(move |shared| shared.expires_at > now)
+    }
+
     /// Returns the state of an account, unless it has expired.
     pub(super) fn find(&self, address: QuotaAddress, now: u64) -> Option<&AccountState> {
-        let mut all = self.0.iter();
-        let found = all.find(|shared| shared.address == address && shared.expires_at > now)?;
+        let found = self.live(now).find(|shared| shared.address == address)?;
         Some(&found.state)
     }
 
@@ -64,8 +68,8 @@ impl SharedAccounts {
         opened: impl Iterator<Item = QuotaAddress>,
         now: u64,
     ) -> bool {
-        let live = self.0.iter().filter(|shared| shared.expires_at > now);
-        let mut all: SmallVec<[_; SHARED_QUOTAS]> = live.map(|shared| shared.address).collect();
+        let live = self.live(now).map(|shared| shared.address);
+        let mut all: SmallVec<[_; SHARED_QUOTAS]> = live.collect();
         for address in opened {
             if !all.contains(&address) {
                 all.push(address);
@@ -76,7 +80,6 @@ impl SharedAccounts {
 
     /// Returns the time until one of the accounts ends, or `None` if there is none.
     pub(super) fn wait(&self, now: u64) -> Option<u64> {
-        let live = self.0.iter().filter(|shared| shared.expires_at > now);
-        live.map(|shared| shared.expires_at - now).min()
+        self.live(now).map(|shared| shared.expires_at - now).min()
     }
 }
