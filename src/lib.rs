@@ -130,7 +130,7 @@
 //! | `ratelimit.attempts` | histogram: store calls of a request that may be charged in one of several ways, as with [alternatives](Rule::or) | |
 //! | `ratelimit.store.errors` | counter | `kind` |
 //! | `ratelimit.store.circuit` | gauge: 0 closed, 1 probing, 2 open | on a cluster `server` |
-//! | `ratelimit.overflows` | counter: decisions on shared accounts, because the store is full | |
+//! | `ratelimit.overflows` | counter: decisions on keys without room, because the store is full | |
 //! | `ratelimit.blocks.denied` | counter: keys not blocked because the block table was full | |
 //! | `ratelimit.keys`, `ratelimit.capacity` | gauges, as of the last [`LocalStore::stats`] | |
 //! | `ratelimit.limit` | gauge: units that a key can use at once, or slots that it can hold | `policy`, `quota` |

@@ -7,7 +7,8 @@
 //! **Invariant.** The TAT is at most `burst·T` in the future after each charge that was allowed at once, at
 //! most `(burst + soft)·T` under a soft quota, at most `burst·T + max_wait` after one that waits, and at
 //! most `(burst + max_debt)·T` after a late one. In a span of length `t` the TAT moves by at most
-//! `t + burst·T`, so at most `burst + t/T` units are charged in it, wherever the span begins.
+//! `t + burst·T`, so at most `burst + t/T` units are charged in it, wherever the span begins, and
+//! at most `soft`, `max_wait/T` or `max_debt` more by those other charges.
 //!
 //! **Why one instant is enough.** Under a token bucket, an account has a number of tokens and the instant
 //! at which they were counted. Here both are one number: `(TAT - now) / T` units are missing. Nothing is
@@ -130,7 +131,8 @@ fn fit(reset_ns: u64, quota: &Quota, demand: Demand) -> Evaluation {
 
 /// Returns the value of a new account when a quota denied the request.
 ///
-/// Returns `None` if the quota has no `initial` units, or if the account exists.
+/// Returns `None` if the quota has no `initial` units, if the account exists, or if the demand has no cost
+/// or can never fit.
 #[inline]
 pub(crate) fn open(stored: u64, quota: &Quota, now: u64, demand: Demand) -> Option<u64> {
     let opens = retention(quota) > 0
@@ -138,6 +140,16 @@ pub(crate) fn open(stored: u64, quota: &Quota, now: u64, demand: Demand) -> Opti
         && demand.cost > 0
         && demand.need() <= quota.raised_limit();
     opens.then(|| now + initial_reset(quota))
+}
+
+/// Returns the value of the account after a charge of units that may not fit.
+pub(super) fn charge(stored: u64, quota: &Quota, now: u64, units: u32) -> u64 {
+    /// A time after which nothing fits. No sum with it overflows.
+    const CENTURY: u64 = 100 * 365 * 86_400 * 1_000_000_000;
+    let time = quota.interval_nanos().saturating_mul(units.into());
+    tat(stored, quota, now)
+        .saturating_add(time)
+        .min(now + CENTURY)
 }
 
 /// Charges `units`, or refunds units if `units` is negative.

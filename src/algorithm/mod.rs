@@ -120,7 +120,7 @@ impl Evaluation {
         }
     }
 
-    /// Adds the state of the account, from the wait of a denial.
+    /// Adds the state of the account. `snapshot` is given the wait of a denial, which the state also has.
     #[inline]
     fn with(self, snapshot: impl FnOnce(u64) -> Snapshot) -> Self {
         Self {
@@ -143,7 +143,8 @@ pub(crate) struct Adjusted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt {
     /// The instant of the charge. An account that was created after this instant ignores the
-    /// receipt.
+    /// receipt. Stores charge no earlier than the last change of the account, since a charge may join
+    /// a later one, which an earlier instant would not find.
     pub(crate) charged: u64,
     /// The instant of the decision.
     pub(crate) at: u64,
@@ -234,7 +235,7 @@ pub(crate) enum AccountState {
     Slots(u64),
 }
 
-/// Counts the units of an account, for all algorithms except GCRA. Times are in nanoseconds.
+/// Counts the units of an account, for all algorithms except GCRA and slots. Times are in nanoseconds.
 trait Counter {
     /// Returns the whole units that are available now.
     fn remaining(&self, quota: &Quota, now: u64) -> u64;
@@ -330,7 +331,7 @@ impl AccountState {
         }
     }
 
-    /// Returns the counter, or `None` for GCRA, and if the quota now uses another algorithm.
+    /// Returns the counter, or `None` for GCRA and slots, and if the quota now uses another algorithm.
     fn counter(&self, quota: &Quota) -> Option<&dyn Counter> {
         match (quota.algorithm(), self) {
             (Algorithm::TokenBucket, Self::TokenBucket(counter)) => Some(counter),
@@ -534,9 +535,21 @@ fn take_counted(
     evaluation
 }
 
+/// Charges units, also if they do not fit.
+pub(crate) fn charge(account: &mut Option<AccountState>, quota: &Quota, now: u64, units: u32) {
+    if quota.is_gcra() {
+        return change_gcra(account, |tat| {
+            (Some(gcra::charge(tat, quota, now, units)), ())
+        });
+    }
+    drop_expired(account, quota, now);
+    get_or_open(account, quota, now).charge(quota, now, units.into());
+}
+
 /// Creates the account of a quota with `initial` units when another quota denied the request.
 ///
-/// Does nothing if the quota has no `initial` units, or if the account exists.
+/// Does nothing if the quota has no `initial` units, if the account exists, or if the demand has no cost or
+/// can never fit.
 pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
     if quota.is_gcra() {
         return change_gcra(account, |tat| (gcra::open(tat, quota, now, demand), ()));

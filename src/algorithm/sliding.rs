@@ -5,13 +5,15 @@
 //! inside. With one bucket, this is the well-known algorithm with two counters.
 //!
 //! Any time span that is one bucket shorter than the period has at most the units of the quota. A
-//! whole period has less than twice these units.
+//! whole period has less than twice these units. The units of a soft quota are those with `soft`, and late
+//! charges add up to `max_debt`.
 //!
 //! **State.** The charges of the last period, oldest first, each with its instant; those of one bucket are
 //! one entry, and those of one instant are one entry of a log. Each bucket keeps the instant of its last
 //! charge, because the number of buckets can change.
 //!
-//! **Invariant.** The weighted sum of the entries is at most the units after each charge that was allowed.
+//! **Invariant.** The weighted sum of the entries is at most the units, and `soft`, after each charge that
+//! was allowed.
 //! The weight of a bucket is 1 while it is inside the period, and falls to 0 while it leaves. It is the
 //! same for all charges of a bucket, so a client that charges early in a bucket waits longer, and never
 //! gains.

@@ -6,7 +6,8 @@
 //!
 //! **Invariant.** There are never more tokens than the burst, and never less than `-max_debt` or, if it is
 //! lower, `-soft`. Each period adds
-//! `units` tokens, so in a span of length `t` at most `burst + units·(⌊t/period⌋ + 1)` are charged.
+//! `units` tokens, so in a span of length `t` at most `burst + units·(⌊t/period⌋ + 1)` are charged, and at
+//! most `soft` or `max_debt` more by charges beyond the limit.
 //!
 //! **Example.** Three tokens every ten seconds, at most five.
 //!

@@ -9,5 +9,5 @@ pub(super) use std::sync::{
 
 pub(super) use parking_lot::{Mutex, MutexGuard};
 
-/// The number of slots in a set.
+/// The number of entries in a set.
 pub(super) const WAYS: usize = 16;

@@ -6,7 +6,6 @@ use std::{
 };
 
 use redis::aio::ConnectionLike;
-use tokio::task::yield_now;
 
 use super::Subject;
 use crate::store::{BoxFuture, RedisStore, nanos};
@@ -52,14 +51,8 @@ where
 
     fn finish(&mut self, store: &Self) -> BoxFuture<()> {
         let store = store.clone();
-        Box::pin(async move {
-            // A decision that is being undone still holds its slots.
-            while store.is_undoing() {
-                yield_now().await;
-            }
-            // The next decision shows the accounts, or fails, too.
-            drop(store.free_slots().await);
-        })
+        // The next decision shows the accounts, or fails, too.
+        Box::pin(async move { drop(store.free_slots().await) })
     }
 
     fn set(&mut self, now: Duration) {

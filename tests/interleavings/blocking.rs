@@ -1,4 +1,4 @@
-//! Blocks, whose records are slots of a table.
+//! Blocks, which are entries of a table.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{
 /// Rounded up to a set of two entries.
 const ROOM: usize = 1;
 
-/// Bob's block claims the slot of Alice's expired block just as she is blocked again.
+/// Bob's block claims the entry of Alice's expired block just as she is blocked again.
 #[test]
 fn a_key_that_is_blocked_again_stays_blocked() {
     orders(3, || {

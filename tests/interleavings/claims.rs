@@ -1,4 +1,4 @@
-//! Accounts open once. No charge is lost or reaches another account while slots change owners.
+//! Accounts open once. No charge is lost or reaches another account while entries change owners.
 
 use super::{
     every_order,
@@ -50,7 +50,7 @@ fn two_charges_of_one_account_both_count() {
     });
 }
 
-/// Alice returns to an account that may be reclaimed, while Bob claims its slot.
+/// Alice returns to an account that may be reclaimed, while Bob claims its entry.
 #[test]
 fn a_charge_that_races_a_claim_counts_for_its_own_account() {
     orders(3, || {
@@ -95,7 +95,7 @@ fn a_look_never_misses_an_account_that_exists() {
 }
 
 #[test]
-fn one_of_three_new_keys_claims_the_free_slot() {
+fn one_of_three_new_keys_claims_the_free_entry() {
     orders(2, || {
         let (table, one, (two, three)) = Ledger::new(2, &[(ALICE, 10), (OTHER, LONG)]).all(
             |table| table.take(ALICE, 20),

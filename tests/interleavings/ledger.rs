@@ -144,7 +144,8 @@ impl Ledger {
         let mut both = ids.map(account);
         let mut locked = self.table.lock(&mut both, now);
         let tats = both.each_ref().map(|account| locked.look(account, tat));
-        let units = if both[0].shares(&both[1]) { 2 } else { 1 };
+        let are_one = both[0].is_shared_by(&both[1]) && locked.has_shared_debt(&both[1]);
+        let units = if are_one { 2 } else { 1 };
         let fits = tats.iter().all(|tat| self.charged(*tat, locked.now, units).is_some());
         fits && both.iter_mut().all(|account| self.charge(&mut locked, account).is_some())
     }
@@ -182,10 +183,11 @@ impl Ledger {
         }
     }
 
-    /// Drops the account. The clock reads `now` once it is dropped.
-    pub(crate) fn reset(&self, id: u64, now: Instant) {
+    /// Drops the account. The clock is read before it is locked, and once more when it is dropped.
+    pub(crate) fn reset(&self, id: u64, clock: impl Fn() -> Instant) {
         let mut account = account(id);
-        self.table.lock(slice::from_mut(&mut account), now).reset(&mut account, &Quota, || now);
+        let mut locked = self.table.lock(slice::from_mut(&mut account), clock());
+        locked.reset(&mut account, &Quota, clock);
     }
 
     /// Undoes a unit that was charged at that instant.

@@ -1,6 +1,6 @@
 //! The embedded store's accounts, blocks and held slots under every order of events between threads.
 //!
-//! They are compiled from the crate's own files, with loom's atomics and locks. A small model runs
+//! They are compiled from the crate's own files, with loom's atomics and mutexes. A small model runs
 //! in every order that the memory model allows. A larger model runs in all orders with a bounded
 //! number of preemptions, which `LOOM_MAX_PREEMPTIONS` can set.
 //!

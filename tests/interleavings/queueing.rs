@@ -36,7 +36,8 @@ impl Slots {
     fn ask(&self, waiter: &Waiter) -> Option<u64> {
         // It leaves its place in the queue, if it has one.
         let place = waiter.take_place(|_| true);
-        let mut locked = self.0.lock(&iter::once(ALICE), Some(waiter), place);
+        let locked = self.0.lock(iter::once(ALICE), Some(waiter), place);
+        let mut locked = locked.expect("an account");
         let rank = Rank::new(Some(waiter), 0);
         let keys = locked.get(ALICE).expect("it is locked");
         if keys.room(ALICE, rank) == Some(Room { held: 0, is_next: true }) {

@@ -1,4 +1,4 @@
-//! New keys without a slot share an account, and a key that gets a slot later takes over its debt.
+//! New keys without an entry share an account, and a key that gets an entry later takes over its debt.
 
 use super::{
     every_order,
@@ -10,7 +10,7 @@ use super::{
 };
 
 #[test]
-fn new_keys_without_a_slot_share_one_quota() {
+fn new_keys_without_an_entry_share_one_quota() {
     every_order(|| {
         let (table, bob, carol) = Ledger::new(1, &[(ALICE, LONG), (OTHER, LONG)])
             .both(|table| table.take(BOB, 20), |table| table.take(CAROL, 20));
@@ -31,9 +31,9 @@ fn two_new_keys_leave_the_later_debt_visible() {
     });
 }
 
-/// Bob finds no slot. Carol comes later and finds one.
+/// Bob finds no entry. Carol comes later and finds one.
 #[test]
-fn a_new_key_takes_shared_debt_into_its_slot() {
+fn a_new_key_takes_shared_debt_into_its_entry() {
     every_order(|| {
         let (_, bob, carol) = Ledger::new(2, &[(ALICE, 25), (OTHER, LONG)])
             .both(|table| table.take(BOB, 20), |table| table.take(CAROL, 26));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sluice::{Algorithm, Limiter, LocalStore, Quota, testing::FakeClock};
+use tower_sluice::{Algorithm, Decision, Limiter, LocalStore, Quota, Store, testing::FakeClock};
 
 use crate::{alone, log::Log};
 
@@ -23,6 +23,7 @@ fn an_overflow_is_logged_once_until_it_ends() {
     gcra_accounts(&log);
     accounts_with_a_state(&log);
     charges_after_the_fact(&log);
+    slots(&log);
     blocks(&log);
 }
 
@@ -95,6 +96,24 @@ fn charges_after_the_fact(log: &Log) {
         drop(limiter.charge(key, &HOURLY.with_max_debt(20_000), 1).now());
     }
     assert_eq!(log.read().len(), 1);
+}
+
+fn slots(log: &Log) {
+    let store = FakeClock::new().store(8);
+    let limiter = Limiter::named("default", store.clone());
+    let take = |key: u32| limiter.take(key, &Quota::concurrent(1), 1).now();
+    let held: Vec<_> = (0..8).map(take).collect();
+    assert!(held.iter().all(Decision::is_allowed) && log.read().is_empty());
+    assert!(!take(8).is_allowed() && !take(9).is_allowed());
+    let lines = log.read();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let text = "tower_sluice::store::local::warnings: the local store has no room for the slots of another \
+                key: requests of further keys are denied; raise LocalStore::with_capacity(8) above the \
+                keys whose requests run at once";
+    assert_eq!(lines[0].split_once("WARN").expect("a warning").1.trim(), text);
+    assert_eq!(store.stats().overflowed, 2);
+    let health = tokio_test::block_on(store.health()).detail;
+    assert!(health.contains("2 decisions on keys without room"), "{health}");
 }
 
 fn blocks(log: &Log) {

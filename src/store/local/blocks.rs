@@ -34,6 +34,12 @@ impl Blocks {
         }
     }
 
+    /// Returns `true` if no key was ever blocked.
+    #[inline]
+    pub(super) fn is_unused(&self) -> bool {
+        self.until.load(Acquire) == 0
+    }
+
     /// Returns `false` if certainly no key is blocked now.
     #[inline]
     pub(super) fn may_have(&self, now: u64) -> bool {

@@ -33,7 +33,7 @@ impl Ledger {
             adjusted.snapshot
         });
         if overflowed {
-            self.record_overflow(decision.at);
+            self.record_overflow(decision.at, false);
         }
         // The charge of a mirrored decision has the cost 0. Its account is in another store, so a cut
         // loses nothing.
@@ -96,14 +96,17 @@ impl Ledger {
         mut change: impl FnMut(&mut Account<'a>, &mut LockedAccounts<'_>) -> Snapshot,
     ) -> Decision {
         let mut accounts = self.accounts(&[charge.with_cost(0)]);
-        // Slots are neither charged late nor refunded. They are read first, because a decision locks
-        // them before the shared accounts.
+        // Slots are neither charged late nor refunded. They are read before any account is locked, because
+        // the shared accounts are locked after them.
         for account in &mut accounts.distinct {
             if account.quota.is_concurrent() {
                 account.evaluation = self.look_at_slots(account);
             }
         }
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
+        if locked.overflowed {
+            locked.share(&mut accounts.distinct);
+        }
         for account in &mut accounts.distinct {
             if !account.quota.is_concurrent() {
                 account.evaluation.snapshot = change(account, &mut locked);
@@ -126,8 +129,14 @@ fn adjust(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>, units: i64
     let quota = account.quota;
     let now = locked.now;
     let opens = quota.initial().is_some() && account.at.has_room();
-    if units == 0 || units < 0 && !account.at.has_entry() && !opens {
+    let has_effect = if units > 0 {
+        // Without room even for a shared account, new keys of the quota are denied.
+        !account.at.is_nowhere()
+    } else {
         // A new account is full, and a shared one has the charges of other keys.
+        units < 0 && (account.at.has_entry() || opens)
+    };
+    if !has_effect {
         return Adjusted {
             snapshot: snapshot(account, locked),
             is_cut: false,

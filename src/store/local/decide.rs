@@ -10,7 +10,7 @@ use super::{
     table::LockedAccounts,
 };
 use crate::{
-    algorithm::{self, Evaluation, gcra},
+    algorithm::{self, AccountState, Evaluation, gcra},
     decision::{Decision, NEVER, Outcome, Source},
     quota::Quota,
     store::{Charge, Waiter},
@@ -21,13 +21,6 @@ struct Locked<'a> {
     rates: LockedAccounts<'a>,
     slots: Option<LockedSlots<'a>>,
     effect: Effect,
-}
-
-impl Locked<'_> {
-    /// Returns `true` if a new key has no account of its own.
-    fn is_full(&self) -> bool {
-        self.rates.overflowed || self.slots.as_ref().is_some_and(|slots| slots.full)
-    }
 }
 
 impl Ledger {
@@ -56,14 +49,15 @@ impl Ledger {
             deny_all(&mut accounts, &mut locked, || self.clock.now());
         }
         accounts.report(locked.rates.now, &mut decision);
-        let is_full = locked.is_full();
+        let lacks_slots = locked.slots.as_ref().is_some_and(|slots| slots.full);
+        let is_full = lacks_slots || locked.rates.overflowed;
         if is_full && !decision.is_allowed() {
             decision.source = Source::Overflow;
         }
         if is_full && effect == Effect::Charge {
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
-            self.record_overflow(self.clock.now());
+            self.record_overflow(self.clock.now(), lacks_slots);
         }
         decision
     }
@@ -84,7 +78,7 @@ impl Ledger {
         Some(denial.with_outcome(outcome))
     }
 
-    /// Locks all accounts: the slots after the rates.
+    /// Locks all accounts: the sets of the rates, then the slots, then the accounts that new keys share.
     #[inline]
     fn lock<'a>(
         &'a self,
@@ -99,10 +93,12 @@ impl Ledger {
         {
             other.leave();
         }
-        let rates = self.table.lock(&mut accounts.distinct, now);
+        let mut rates = self.table.lock(&mut accounts.distinct, now);
         let ids = accounts.slots().map(|account| account.at.id);
-        let has_slots = ids.clone().next().is_some();
-        let slots = has_slots.then(|| self.held.lock(&ids, waiter, place));
+        let slots = self.held.lock(ids, waiter, place);
+        if rates.overflowed {
+            rates.share(&mut accounts.distinct);
+        }
         Locked {
             rates,
             slots,
@@ -135,7 +131,7 @@ fn look_at_each(all: &mut [Account<'_>], locked: &mut Locked<'_>) {
     }
 }
 
-/// Evaluates the demand of an account. New keys on one shared account count together.
+/// Evaluates the demand of an account, after the charges of those before it.
 #[inline]
 fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
     let account = &all[index];
@@ -150,37 +146,41 @@ fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluatio
     {
         return gcra::look(*instant, account.quota, rates.now, account.demand);
     }
-    if !rates.overflowed {
-        return look_after(0, account, rates);
+    if account.demand.cost > 0 && account.at.is_nowhere() {
+        return Evaluation::denied(rates.shared_wait(&account.at).unwrap_or(NEVER));
     }
-    if account.demand.cost > 0
-        && let Some(retry_ns) = rates.shared_wait(&account.at)
-    {
-        return Evaluation::denied(retry_ns);
-    }
-    let others = all[..index].iter().chain(&all[index + 1..]);
-    look_after(shared_cost(others, account), account, rates)
-}
-
-/// Evaluates the demand of an account after charges of `others` units.
-#[inline]
-fn look_after(others: i64, account: &Account<'_>, rates: &mut LockedAccounts<'_>) -> Evaluation {
-    let quota = account.quota;
     let now = rates.now;
-    rates.look(&account.at, |state| {
-        if others == 0 {
-            return algorithm::look(state, quota, now, account.demand);
-        }
-        let mut after = state.cloned();
-        algorithm::adjust(&mut after, quota, now, others);
-        algorithm::look(after.as_ref(), quota, now, account.demand)
+    read_after(&all[..index], account, rates, |state| {
+        algorithm::look(state, account.quota, now, account.demand)
     })
 }
 
-/// Returns the units that others charge to the shared account of a new key.
-fn shared_cost<'a>(others: impl Iterator<Item = &'a Account<'a>>, account: &Account<'_>) -> i64 {
-    let sharing = others.filter(|other| other.at.shares(&account.at));
-    sharing.map(|other| i64::from(other.demand.cost)).sum()
+/// Calls `read` with an account after the charges of earlier ones. New keys may share it with them.
+#[inline]
+fn read_after(
+    earlier: &[Account<'_>],
+    account: &Account<'_>,
+    rates: &mut LockedAccounts<'_>,
+    read: impl FnOnce(Option<&AccountState>) -> Evaluation,
+) -> Evaluation {
+    if !rates.overflowed || !rates.has_shared_debt(&account.at) {
+        return rates.look(&account.at, read);
+    }
+    let now = rates.now;
+    let mut sharing = earlier
+        .iter()
+        .filter(|other| other.at.is_shared_by(&account.at))
+        .peekable();
+    rates.look(&account.at, |state| {
+        if sharing.peek().is_none() {
+            return read(state);
+        }
+        let mut after = state.cloned();
+        for other in sharing {
+            algorithm::charge(&mut after, other.quota, now, other.demand.cost);
+        }
+        read(after.as_ref())
+    })
 }
 
 /// Charges the accounts of an allowed decision.
@@ -238,12 +238,8 @@ fn preview(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evalua
         return evaluation;
     }
     let now = locked.rates.now;
-    let earlier = shared_cost(all[..index].iter(), account);
-    locked.rates.look(&account.at, |state| {
+    read_after(&all[..index], account, &mut locked.rates, |state| {
         let mut after = state.cloned();
-        if earlier > 0 {
-            algorithm::adjust(&mut after, quota, now, earlier);
-        }
         algorithm::take(&mut after, quota, now, account.demand)
     })
 }
@@ -283,8 +279,7 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_>) {
     let quota = account.quota;
     let demand = account.demand;
     let now = locked.now;
-    // The snapshot is unknown if the new key was denied because its quota cannot have a shared account.
-    if quota.initial().is_some() && account.evaluation.snapshot.is_known() {
+    if quota.initial().is_some() {
         locked.update(&mut account.at, quota, |state| {
             algorithm::open(state, quota, now, demand);
         });

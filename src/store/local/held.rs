@@ -73,15 +73,17 @@ impl HeldSlots {
         self.at(self.index(id))
     }
 
-    /// Locks the shards of these accounts, in ascending order. The request leaves its place, if it has one
-    /// in the queue of one of these accounts.
+    /// Locks the shards of these accounts, if any, in ascending order. The request leaves its place, if it
+    /// has one in the queue of one of these accounts.
     #[inline]
     pub(super) fn lock<'a>(
         &'a self,
-        ids: &(impl Iterator<Item = u64> + Clone),
+        ids: impl Iterator<Item = u64> + Clone,
         waiter: Option<&'a Waiter>,
         place: Option<QueuePlace>,
-    ) -> LockedSlots<'a> {
+    ) -> Option<LockedSlots<'a>> {
+        let indexes = ids.map(|id| self.index(id));
+        let mut next = Some(indexes.clone().min()?);
         let mut locked = LockedSlots {
             table: self,
             waiter,
@@ -90,14 +92,12 @@ impl HeldSlots {
             woken: Vec::new(),
             left: place,
         };
-        let indexes = ids.clone().map(|id| self.index(id));
-        let mut next = indexes.clone().min();
         while let Some(index) = next {
             locked.shards.push((index, self.at(index).lock()));
             next = indexes.clone().filter(|other| *other > index).min();
         }
         locked.leave_queue();
-        locked
+        Some(locked)
     }
 
     /// Sets the held slots of an account to 0.
@@ -112,7 +112,7 @@ impl HeldSlots {
         let mut slots = 0;
         for shard in self.all.get().into_iter().flatten() {
             let shard = shard.lock();
-            for entry in shard.entries.values().filter(|entry| !entry.is_unused()) {
+            for entry in shard.entries.values().filter(|entry| entry.held > 0) {
                 keys += 1;
                 slots += entry.held;
             }
@@ -131,6 +131,7 @@ pub(super) struct LockedSlots<'a> {
     shards: SmallVec<[(usize, MutexGuard<'a, HeldKeys>); 2]>,
     /// `true` if there was no room for a new account.
     pub(super) full: bool,
+    /// Wakes are made when they are dropped.
     woken: Vec<Wake>,
     /// The place that the request has left.
     left: Option<QueuePlace>,
@@ -147,14 +148,15 @@ impl<'a> LockedSlots<'a> {
             .map(|(_, keys)| &mut **keys)
     }
 
-    /// Removes the request from the queue of the place that it leaves. Its wake is dropped after the locks.
+    /// Removes the request from the queue of the place that it leaves.
     fn leave_queue(&mut self) {
         if let Some(waiter) = self.waiter
             && let Some(QueuePlace { queue: id, .. }) = self.left
             && let Some(keys) = self.get(id)
         {
-            let wake = keys.leave(id, |queue| queue.remove(waiter));
-            self.woken.extend(wake);
+            // Its own wake wakes nobody, because it has left the place.
+            let own = keys.leave(id, |queue| queue.remove(waiter));
+            self.woken.extend(own);
         }
     }
 
@@ -185,13 +187,14 @@ impl<'a> LockedSlots<'a> {
     }
 }
 
-/// Removes a request from the queue of an account. The next request may then be woken.
+/// Removes a request, which has left its place, from the queue of an account. The next request may then be
+/// woken.
 fn leave(shard: &Shard, id: u64, rank: Rank) {
     let mut keys = shard.lock();
-    let left = keys.leave(id, |queue| queue.waiting.remove(&rank).flatten());
+    let own = keys.leave(id, |queue| queue.waiting.remove(&rank).flatten());
     let woken = keys.entries.get_mut(&id).and_then(HeldEntry::wake_next);
     drop(keys);
-    drop((left, woken));
+    drop((own, woken));
 }
 
 /// Frees slots, unless the account was reset since `epoch`.

@@ -33,7 +33,8 @@ pub(super) struct Ledger {
     pub(super) seed: SeedableRandomState,
     pub(super) table: Table,
     pub(super) held: HeldSlots,
-    warning: OverflowWarning,
+    shared: OverflowWarning,
+    lacks_slots: OverflowWarning,
     almost_full: OverflowWarning,
     pub(super) blocks: Blocks,
     pub(super) rules: KnownRules,
@@ -51,7 +52,8 @@ impl Ledger {
             blocks: Blocks::new(table.capacity()),
             table,
             held: HeldSlots::new(keys),
-            warning: OverflowWarning::default(),
+            shared: OverflowWarning::default(),
+            lacks_slots: OverflowWarning::default(),
             almost_full: OverflowWarning::default(),
             rules: KnownRules::default(),
         }
@@ -66,15 +68,15 @@ impl Ledger {
         Stats {
             entries,
             active,
-            overflowed: self.warning.count(),
+            overflowed: self.shared.count() + self.lacks_slots.count(),
             blocked: self.blocks.count(now),
             holding,
             held,
         }
     }
 
-    /// Decides at a reading of the clock. A charge whose only quota is one of slots is decided without it.
-    /// Passes the decision to `then`.
+    /// Decides at a reading of the clock, and passes the decision to `then`. A charge whose only quota is one
+    /// of slots is decided at 0, without a reading, until the first key is blocked.
     ///
     /// Always inlined, because a call would move the decision, which is large.
     #[inline(always)]
@@ -97,7 +99,11 @@ impl Ledger {
             _ => None,
         };
         let are_alone = slots.is_some_and(|charge| charge.quotas.len() == 1);
-        let now = if are_alone { 0 } else { clock() };
+        let now = if are_alone && self.blocks.is_unused() {
+            0
+        } else {
+            clock()
+        };
         if let Some(charge) = slots
             && context.waiter.is_none()
         {
@@ -230,8 +236,8 @@ impl Ledger {
 
     /// Returns a later reading of the clock if it may change a denial for `retry_ns`.
     ///
-    /// Another thread may have charged the account at a later reading than `now`. A reading under
-    /// the lock of the account is later than those of all charges.
+    /// Another thread may have charged the account at a later reading than `now`. This reading is later than
+    /// those of all charges that the denial saw.
     #[inline(always)]
     pub(super) fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
         if retry_ns >= UNKNOWN_WAIT {
@@ -248,10 +254,16 @@ impl Ledger {
         (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
-    /// Counts a decision about a shared account, and logs the first one.
+    /// Counts a decision about a key without an entry, or without room for its slots, and logs the first one
+    /// of each kind.
     #[cold]
-    pub(super) fn record_overflow(&self, now: u64) {
-        self.warning.record(now, self.table.capacity());
+    pub(super) fn record_overflow(&self, now: u64, lacks_slots: bool) {
+        let entries = self.table.capacity();
+        if lacks_slots {
+            self.lacks_slots.record_slots(now, entries);
+        } else {
+            self.shared.record_shared(now, entries);
+        }
     }
 }
 
@@ -272,9 +284,9 @@ impl Ledger {
             for (quota_index, quota) in charge.charged_quotas() {
                 let address = QuotaAddress::at(charge.quotas, quota_index);
                 let id = quota_id(key, address);
-                let is_elsewhere = quota.is_concurrent();
+                let counts_slots = quota.is_concurrent();
                 accounts.add(Account {
-                    at: Located::new(id, charge.rule, quota_index, address, is_elsewhere),
+                    at: Located::new(id, charge.rule, quota_index, address, counts_slots),
                     quota,
                     demand,
                     report_only: charge.report_only,
@@ -389,6 +401,7 @@ mod tests {
         key::Key,
         name::RuleName,
         quota::{Algorithm, EXAMPLES},
+        store::Waiter,
     };
 
     const SECOND: u64 = 1_000_000_000;
@@ -456,6 +469,95 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A key starts with the debt of the account that others of its group share: also with what a key of the
+    /// same decision charges to it.
+    #[test]
+    fn a_decision_denied_by_an_inherited_debt_charges_nothing() {
+        const GROUPS: usize = 2_048;
+        let (clock, mock) = Clock::driven();
+        mock.increment(10 * SECOND);
+        let ledger = Ledger::new(clock, 2 * GROUPS * 8);
+        assert_eq!(ledger.table.capacity(), 2 * GROUPS * 16);
+        let [hourly, minutely, brief] = [
+            [Quota::per_hour(2)],
+            [Quota::per_minute(1)],
+            [Quota::per_second(1)],
+        ];
+        let set_of = |key: &Key, quota: &Quota| {
+            let charge = Charge::new(RuleName::default(), key, quota.as_ref());
+            let id = quota_id(ledger.key_id(&charge), quota.address());
+            (u128::from(id) * 2 * GROUPS as u128) >> 64
+        };
+        let keys_of = |set: u128, quota: &Quota, count| -> Vec<Key> {
+            let all = (0..u64::MAX).map(Key::from);
+            let found = all.filter(|key| set_of(key, quota) == set);
+            found.take(count).collect()
+        };
+        let take = |charges: &[Charge<'_>]| {
+            let now = ledger.clock.now();
+            ledger.take(charges, &Context::default(), || now, |decision| decision)
+        };
+        let fill = |set, quotas: &[Quota; 1], count| {
+            for key in keys_of(set, &quotas[0], count) {
+                assert!(take(&[Charge::new(RuleName::default(), &key, quotas)]).is_allowed());
+            }
+        };
+        let full = 5;
+        let other = full + GROUPS as u128;
+        fill(full, &minutely, 16);
+        fill(other, &minutely, 15);
+        fill(other, &brief, 1);
+        let of_full = keys_of(full, &hourly[0], 2);
+        let of_other = keys_of(other, &hourly[0], 2);
+        let charge = |key| Charge::new(RuleName::default(), key, &hourly);
+        assert!(take(&[charge(&of_other[0])]).is_allowed());
+        mock.increment(2 * SECOND);
+
+        let left = || take(&[charge(&of_full[1]).with_cost(0)]).remaining();
+        assert_eq!(left(), Some(1));
+        let both = [charge(&of_full[0]), charge(&of_other[1])];
+        let peeked = ledger.decide(Effect::Nothing, &both, None, ledger.clock.now());
+        assert!(!peeked.is_allowed() && !take(&both).is_allowed());
+        assert_eq!(left(), Some(1), "nothing is charged");
+    }
+
+    #[test]
+    fn a_key_whose_requests_only_wait_holds_no_slot() {
+        let (key, quotas) = (Key::from("one"), [Quota::concurrent(1)]);
+        let charge = Charge::new(RuleName::default(), &key, &quotas);
+        let charge = charge.with_max_wait(Duration::from_secs(1));
+        let ledger = ledger();
+        let take = |waiter: &Waiter| {
+            let context = Context::default().with_waiter(waiter);
+            ledger.take(&[charge], &context, || 10 * SECOND, |decision| decision)
+        };
+        let (first, second) = (Waiter::new(), Waiter::new());
+        let runs = take(&first);
+        assert!(runs.is_allowed() && !take(&second).is_allowed());
+        assert_eq!((ledger.stats().holding, ledger.stats().held), (1, 1));
+        drop(runs);
+        assert_eq!((ledger.stats().holding, ledger.stats().held), (0, 0));
+    }
+
+    #[test]
+    fn two_charges_of_the_slots_of_one_key_do_not_wait() {
+        let (key, quotas) = (Key::from("one"), [Quota::concurrent(2)]);
+        let charge = Charge::new(RuleName::default(), &key, &quotas);
+        let charge = charge.with_max_wait(Duration::from_secs(1));
+        let ledger = ledger();
+        let take = |charges: &[Charge<'_>], waiter: &Waiter| {
+            let context = Context::default().with_waiter(waiter);
+            ledger.take(charges, &context, || 10 * SECOND, |decision| decision)
+        };
+        let waiters = [Waiter::new(), Waiter::new(), Waiter::new()];
+        let first = take(&[charge], &waiters[0]);
+        assert!(first.is_allowed() && !take(&[charge, charge], &waiters[1]).is_allowed());
+        assert!(
+            take(&[charge], &waiters[2]).is_allowed(),
+            "one slot is free"
+        );
     }
 
     #[test]

@@ -42,6 +42,7 @@ const ENTRIES_PER_KEY: usize = 2;
 /// early, but no exhausted key gets a fresh quota. While 32 quotas of a rule have such accounts in a
 /// group, its new keys under other quotas of the rule are denied.
 /// [`Stats::overflowed`] counts decisions about shared accounts, and the first such decision is logged.
+/// While 32 quotas have them, a late charge of a new key under another quota has no effect.
 ///
 /// # Capacity
 ///
@@ -60,8 +61,8 @@ const ENTRIES_PER_KEY: usize = 2;
 ///
 /// For example, 25 000 new keys per second send one request each, and the quota is 5 per minute.
 /// Each key is in debt for 12 seconds, so 300 000 keys are in debt at once. The table shows the
-/// share of honest new keys that are denied during such a flood
-/// (`tests/it/local/flood_capacity.rs`):
+/// share of these requests that are denied. It is the risk of every new key during such a flood.
+/// (`tests/it/local/flood_capacity.rs` checks three of the rows.)
 ///
 /// | capacity | memory | after 12 s | 36 to 48 s after the start |
 /// |---|---|---|---|
@@ -74,7 +75,7 @@ const ENTRIES_PER_KEY: usize = 2;
 ///
 /// The table of accounts is divided into sets of 16 entries. A new key needs a free entry in its own
 /// set, so a few new keys share an account before the store is full. The next table shows the
-/// effect on 20 000 new keys with one unit each, in a store for a million keys
+/// effect on 20 000 new keys with one unit each, in a store for 500 000 keys
 /// (the same file):
 ///
 /// | keys in debt, as a share of the capacity | new keys without an entry | new keys denied early |
@@ -115,7 +116,8 @@ const ENTRIES_PER_KEY: usize = 2;
 /// The slots of [`Quota::concurrent`](crate::Quota::concurrent) are in a separate table, with about
 /// 100 bytes for each key whose requests run. At most 64 keys without held slots have an entry. If
 /// requests of about as many keys as the capacity run at once, requests of further keys are denied,
-/// with [`Source::Overflow`](crate::decision::Source::Overflow). No request runs uncounted.
+/// with [`Source::Overflow`](crate::decision::Source::Overflow). [`Stats::overflowed`] counts them, and the
+/// first is logged. No request runs uncounted.
 ///
 /// [`reset`](crate::StoreExt::reset) sets the held slots of a key to 0, without an effect on the
 /// requests that hold them. Until they end, more requests run than the limit allows.
@@ -147,7 +149,8 @@ pub struct Stats {
     pub entries: usize,
     /// Accounts that are not full. Such accounts cannot be dropped.
     pub active: usize,
-    /// Decisions about shared accounts, which new keys use if no entry is free.
+    /// Decisions about keys without room: on accounts that new keys share if no entry is free, and denials
+    /// because the table of [slots](crate::Quota::concurrent) was full.
     ///
     /// If the number is above 0, the capacity was too small.
     pub overflowed: u64,
@@ -187,8 +190,8 @@ impl LocalStore {
 
     /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.capacity`.
     ///
-    /// The gauges need feature `metrics`. A warning is logged if at least 80 % of the capacity is
-    /// used. Each call reads every entry, so call this method at intervals, not per request.
+    /// The gauges need feature `metrics`. The second is the number of entries, which is twice the capacity in
+    /// keys. A warning is logged if the first is at least 80 % of the capacity in keys. Each call reads every entry, so call this method at intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.ledger.stats();
@@ -254,7 +257,7 @@ impl Store for LocalStore {
             if stats.overflowed > 0 {
                 let over = stats.overflowed;
                 detail +=
-                    &format!("; {over} decisions over a shared account: increase the capacity");
+                    &format!("; {over} decisions on keys without room: increase the capacity");
             }
             Health::healthy("local", detail)
         })

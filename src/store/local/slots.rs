@@ -146,9 +146,13 @@ pub(super) fn join_queue(accounts: &[Account<'_>], slots: &mut LockedSlots<'_>) 
     }
 }
 
-/// Returns `true` if the request may wait for slots of the account.
+/// Returns `true` if the request may wait for slots of the account. Two charges of one account take two
+/// slots, for which no request waits.
 fn may_wait(account: &Account<'_>) -> bool {
-    account.demand.max_wait > 0 && account.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT
+    let demand = account.demand;
+    demand.cost == 1
+        && demand.max_wait > 0
+        && account.evaluation.snapshot.retry_ns() == UNKNOWN_WAIT
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 const MINUTE: u64 = 60 * SECOND;
-/// The time that must pass without an overflow before a new overflow is logged.
+/// The time that must pass without an event before a new one of its kind is logged.
 const QUIET: u64 = MINUTE;
 /// The number of short-lived stores of a line of code, dropped within a minute, that is logged.
 const REBUILDS: u32 = 32;
@@ -25,10 +25,10 @@ const REBUILDS: u32 = 32;
 /// The short-lived stores that were dropped, by the line of code that created them.
 static DROPPED: Mutex<BTreeMap<&Location<'_>, Dropped>> = Mutex::new(BTreeMap::new());
 
-/// Counts decisions and blocks for which the store has no free entry, and logs the first of them.
+/// Counts events of one kind in a store that is full, or almost, and logs the first of them.
 #[derive(Default)]
 pub(super) struct OverflowWarning {
-    /// The instant of the last overflow, accurate to a second. Zero before the first overflow.
+    /// The instant of the last event, accurate to a second. Zero before the first event.
     last: AtomicU64,
     count: AtomicU64,
 }
@@ -38,10 +38,10 @@ impl OverflowWarning {
         self.count.load(Relaxed)
     }
 
-    /// Records a decision on an account that several keys share, or on slots without room for the key.
+    /// Records a decision on an account that several keys share.
     ///
     /// The caller must hold no lock, because a log subscriber may run any code.
-    pub(super) fn record(&self, now: u64, entries: usize) {
+    pub(super) fn record_shared(&self, now: u64, entries: usize) {
         overflowed();
         if self.is_first(now) {
             let keys = entries / ENTRIES_PER_KEY;
@@ -49,6 +49,19 @@ impl OverflowWarning {
                 "the local store has no room for a new key: new keys share accounts, and may be \
                  denied early; raise LocalStore::with_capacity({keys}) to the new keys per second, \
                  times the seconds until a key's quota is full again, times the quotas of a rule"
+            );
+        }
+    }
+
+    /// Records a request of a key for whose slots there is no room. The caller must hold no lock.
+    pub(super) fn record_slots(&self, now: u64, entries: usize) {
+        overflowed();
+        if self.is_first(now) {
+            let keys = entries / ENTRIES_PER_KEY;
+            warn!(
+                "the local store has no room for the slots of another key: requests of further keys are \
+                 denied; raise LocalStore::with_capacity({keys}) above the keys whose requests run at \
+                 once"
             );
         }
     }
@@ -75,7 +88,7 @@ impl OverflowWarning {
         }
     }
 
-    /// Records an overflow. Returns `true` if no other was recorded during the last [`QUIET`].
+    /// Records an event. Returns `true` if no other was recorded during the last [`QUIET`].
     fn is_first(&self, now: u64) -> bool {
         self.count.fetch_add(1, Relaxed);
         let last = self.last.load(Relaxed);

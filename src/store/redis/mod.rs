@@ -257,12 +257,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    /// Returns `true` while a call undoes charges.
-    #[cfg(feature = "testing")]
-    pub(crate) fn is_undoing(&self) -> bool {
-        Arc::strong_count(&self.shared.undoing) > 1
-    }
-
     /// Returns the settings for a change of the keys or of the clock.
     ///
     /// The rules and the queues are replaced by empty ones, which are not shared with earlier

@@ -51,7 +51,7 @@ fn charged(store: &LocalStore, charge: Charge<'_>) -> u128 {
     decision.outcomes()[0].reset_after().as_nanos() / interval
 }
 
-/// The store has sixteen slots for more keys, and time advances with every call: slots are claimed,
+/// The store has sixteen entries for more keys, and time advances with every call: entries are claimed,
 /// shared when the set is full, released, and claimed again by another key.
 #[test]
 fn no_window_allows_too_much_while_accounts_are_created_and_dropped() {

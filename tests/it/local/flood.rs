@@ -3,11 +3,13 @@
 use std::{env, process::Command, time::Duration};
 
 use tower_sluice::{
-    Algorithm, Decision, Key, Limiter, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge,
-    testing::FakeClock,
+    Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt, decision::Outcome,
+    rule::RuleName, store::Charge, testing::FakeClock,
 };
 
-/// Slots of one set. A store with a capacity of one key has one set, which is easily filled.
+use crate::support::{all_algorithms, dice::Dice};
+
+/// Entries of one set. A store with a capacity of one key has one set, which is easily filled.
 const WAYS: u32 = 16;
 const NANOSECOND: Duration = Duration::from_nanos(1);
 
@@ -108,7 +110,7 @@ fn a_key_takes_at_most_36_bytes_at_any_capacity() {
 }
 
 #[test]
-fn a_key_without_a_slot_gets_the_exact_wait() {
+fn a_key_without_an_entry_gets_the_exact_wait() {
     let (clock, hour) = (FakeClock::new(), Quota::per_hour(2));
     let store = full(&clock, &hour);
     let admitted = (0..9_u32).filter(|key| allows(&store, "late", 100 + key, &hour)).count();
@@ -137,6 +139,84 @@ fn new_keys_that_share_an_account_are_charged_together_or_not_at_all() {
     assert!(!both(&two).is_allowed());
     clock.advance(two.interval());
     assert!(both(&two).is_allowed());
+}
+
+/// Quotas of every algorithm whose accounts hold less than a queue, or their soft units, allow.
+fn quotas_with_little_debt() -> Vec<Quota> {
+    let units = [1, 3].into_iter().flat_map(|units| {
+        all_algorithms().map(move |algorithm| Quota::per_second(units).with_algorithm(algorithm))
+    });
+    let raised = |quota: Quota| {
+        let soft = quota.try_with_soft(2).unwrap_or(quota);
+        [quota, soft, quota.with_max_debt(0), soft.with_max_debt(0)]
+    };
+    units.flat_map(raised).collect()
+}
+
+/// Makes charges in turn, each to the account of one key. Returns the longest time in the queue, or `None`
+/// if one of them is denied: then all are undone.
+fn longest_wait_in_turn(store: &LocalStore, charges: &[Charge<'_>]) -> Option<Duration> {
+    let (one, mut taken, mut longest) = (Key::from("one"), Vec::new(), Duration::ZERO);
+    for charge in charges {
+        let mut of_one = *charge;
+        of_one.key = &one;
+        let decision = store.take(&[of_one]).now();
+        if !decision.is_allowed() {
+            for (charge, decision) in taken.iter().rev() {
+                store.undo(&[*charge], decision, None);
+            }
+            return None;
+        }
+        longest = longest.max(decision.wait());
+        taken.push((of_one, decision));
+    }
+    Some(longest)
+}
+
+fn state(outcome: &Outcome) -> [Duration; 3] {
+    let left = Duration::from_nanos(outcome.remaining().into());
+    [left, outcome.reset_after(), outcome.next_after()]
+}
+
+/// A denied decision charges none of them, and a peek tells what a charge would.
+#[test]
+fn a_decision_on_new_keys_that_share_an_account_is_that_of_its_charges_in_turn() {
+    let mut dice = Dice(7);
+    for quota in quotas_with_little_debt() {
+        let (clock, rule) = (FakeClock::new(), RuleName::default());
+        let (store, other) = (full(&clock, &Quota::per_day(1)), clock.store(8));
+        let mut decided = [0, 0];
+        for step in 0..200 {
+            clock.advance(Duration::from_millis(dice.below(1_500).into()));
+            let keys: Vec<_> = (0..=dice.below(3)).map(|at| Key::from(1_000 + at)).collect();
+            let mut charge = |key| {
+                Charge::new(rule, key, quota.as_ref())
+                    .with_cost(dice.below(3))
+                    .with_headroom(dice.below(8) / 7)
+                    .with_max_wait(Duration::from_millis((dice.below(4) * 1_250).into()))
+            };
+            let charges: Vec<_> = keys.iter().map(&mut charge).collect();
+            let peeked = store.peek(&charges).now();
+            let taken = store.take(&charges).now();
+            let expected = longest_wait_in_turn(&other, &charges);
+            let what = format!("{quota:?}, step {step}: {charges:?}");
+            let wait = taken.is_allowed().then_some(taken.wait());
+            assert_eq!(wait, expected, "{what}");
+            assert_eq!(peeked.is_allowed().then_some(peeked.wait()), wait, "{what}");
+            let outcomes = |decision: &Decision| -> Vec<_> {
+                decision.outcomes().iter().map(|it| (state(it), it.retry_after())).collect()
+            };
+            assert_eq!(outcomes(&peeked), outcomes(&taken), "{what}");
+            let [shared, own] = [&store, &other].map(|store| {
+                let key = Key::from("one");
+                let look = Charge::new(rule, &key, quota.as_ref()).with_cost(0);
+                state(&store.take(&[look]).now().outcomes()[0])
+            });
+            assert_eq!(shared, own, "{what}");
+            decided[usize::from(taken.is_allowed())] += 1;
+        }
+        assert!(decided[0] > 5 && decided[1] > 5, "{quota:?}: {decided:?}");
+    }
 }
 
 /// A quota of each algorithm that keeps more than one instant.

@@ -64,7 +64,7 @@ fn a_flood_denies_the_documented_share_of_new_keys() {
     }
 }
 
-/// 10 new keys per millisecond with one request each, and as many slots as the formula gives.
+/// 10 new keys per millisecond with one request each, and as much capacity as the formula gives.
 #[test]
 fn with_the_capacity_of_the_formula_almost_no_new_key_is_denied() {
     let every_2s = |algorithm| {
@@ -96,7 +96,7 @@ fn with_the_capacity_of_the_formula_almost_no_new_key_is_denied() {
 fn a_fuller_store_denies_the_documented_share_of_new_keys() {
     const CAPACITY: u32 = 500_000;
     const NEW: u64 = 20_000;
-    for (load, without_a_slot, denied) in
+    for (load, without_an_entry, denied) in
         [(50, 0.01, 0.0), (80, 0.09, 0.04), (100, 1.0, 0.6), (120, 3.9, 3.5), (150, 16.0, 16.0)]
     {
         let mut flood = Flood::new(CAPACITY as usize, Quota::per_hour(1));
@@ -104,7 +104,7 @@ fn a_fuller_store_denies_the_documented_share_of_new_keys() {
         let before = flood.store.stats().overflowed;
         let late = (0..NEW).filter(|_| !flood.admits()).count() as u64;
         let shared = flood.store.stats().overflowed - before;
-        for (keys, percent) in [(shared, without_a_slot), (late, denied)] {
+        for (keys, percent) in [(shared, without_an_entry), (late, denied)] {
             let found = keys as f64 * 100.0 / NEW as f64;
             assert!((found - percent).abs() <= 0.3 + percent / 4.0, "{load} %: {found}, {percent}");
         }

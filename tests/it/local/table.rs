@@ -9,7 +9,7 @@ use tower_sluice::{
 
 use crate::support::{ALGORITHMS, live};
 
-/// Slots of one set. A store with a capacity of one key has one set.
+/// Entries of one set. A store with a capacity of one key has one set.
 const WAYS: u32 = 16;
 fn charged(store: &LocalStore, rule: &str, key: u32, quota: &Quota, units: u32) -> Decision {
     let (rule, key) = (RuleName::new(rule).expect("a name"), Key::from(key));
@@ -102,6 +102,43 @@ fn shared_accounts_of_many_plans_are_bounded() {
     }
 }
 
+/// Neither do late charges open more of them, which no decision precedes, nor a decision on several quotas
+/// for which there is room only one at a time.
+#[test]
+fn no_operation_opens_more_than_32_shared_accounts() {
+    for algorithm in [Algorithm::Gcra, Algorithm::AnchoredWindow] {
+        let plans: Vec<_> = (0..40)
+            .map(|n| Quota::per(10, Duration::from_secs(600 + n)).with_algorithm(algorithm))
+            .collect();
+        let (key, rule) = (Key::from("late"), RuleName::new("plans").expect("a name"));
+        let charge = |plans| Charge::new(rule, &key, plans);
+        let opened = |store: &LocalStore| {
+            let look = store.take(&[charge(&plans).with_cost(0)]).now();
+            look.outcomes().iter().filter(|outcome| outcome.remaining() < 10).count()
+        };
+        let clock = FakeClock::new();
+
+        let store = filled(&clock, &Quota::per_day(1));
+        drop(store.adjust(&charge(&plans), 1).now());
+        assert_eq!(opened(&store), 32, "{algorithm:?}: one late charge");
+        for plan in &plans {
+            drop(store.adjust(&charge(plan.as_ref()), 1).now());
+        }
+        assert_eq!(opened(&store), 32, "{algorithm:?}: many late charges");
+
+        let store = filled(&clock, &Quota::per_day(1));
+        let take = |plans| store.take(&[charge(plans)]).now();
+        assert_eq!(take(&plans).source(), Source::Overflow);
+        assert_eq!(opened(&store), 0, "{algorithm:?}");
+        assert!(take(&plans[..31]).is_allowed());
+        let denied = take(&plans[31..33]);
+        assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Overflow));
+        assert!(denied.retry_after().is_some());
+        assert_eq!(opened(&store), 31, "{algorithm:?}: nothing was charged");
+        assert!(take(&plans[31..32]).is_allowed() && !take(&plans[32..33]).is_allowed());
+    }
+}
+
 #[tokio::test]
 async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
     live::replaced_quotas(&mut FakeClock::new()).await;
@@ -118,7 +155,7 @@ async fn a_look_under_another_quota_changes_no_account() {
 }
 
 #[test]
-fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
+fn a_key_that_gets_an_entry_starts_with_the_debt_of_the_shared_account() {
     for algorithm in ALGORITHMS {
         let (clock, quota) = (FakeClock::new(), Quota::per_hour(5).with_algorithm(algorithm));
         let store = full(&clock);

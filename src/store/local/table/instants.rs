@@ -15,8 +15,8 @@ pub(crate) struct LockedInstants<'a, const N: usize> {
 impl Table {
     /// Locks accounts with different ids, and returns their states. The state of a new account is 0.
     ///
-    /// Returns `None` if a state is more than one instant, or if a new account has no free entry or
-    /// may start with debt.
+    /// Returns `None` if a state is more than one instant, or if a new account has no free entry, may start
+    /// with debt, or is in a set that was changed after `now`.
     #[inline(always)]
     pub(crate) fn lock_instants<const N: usize>(
         &self,

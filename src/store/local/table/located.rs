@@ -26,21 +26,24 @@ pub(super) enum Position {
     /// A free entry, for a key without an account. A new account starts with the debt of the shared
     /// account.
     Room(usize),
-    /// No entry: the account was not looked up yet, or the key has none and no entry is free.
+    /// No entry: the account was not looked up yet, or the key has none and no entry is free. Then it is the
+    /// account that new keys share.
     Shared,
-    /// Not in this table. The account counts held slots.
-    Elsewhere,
+    /// Not in this table: the account counts held slots, or the key is new, and there is no room for an entry
+    /// or a shared account.
+    Nowhere,
 }
 
 impl Located {
-    /// Creates an account that is elsewhere, or whose position [`Table::lock`](super::Table::lock) finds.
+    /// Creates an account that counts held slots, or whose position [`Table::lock`](super::Table::lock)
+    /// finds.
     #[inline]
     pub(crate) fn new(
         id: u64,
         rule: RuleName,
         quota_index: usize,
         address: QuotaAddress,
-        is_elsewhere: bool,
+        counts_slots: bool,
     ) -> Self {
         Self {
             id,
@@ -49,8 +52,8 @@ impl Located {
             address,
             set: NO_SET,
             lock: 0,
-            position: if is_elsewhere {
-                Position::Elsewhere
+            position: if counts_slots {
+                Position::Nowhere
             } else {
                 Position::Shared
             },
@@ -67,12 +70,17 @@ impl Located {
         matches!(self.position, Position::Room(_))
     }
 
+    /// Returns `true` if the account is not in the table.
+    pub(crate) fn is_nowhere(&self) -> bool {
+        self.position == Position::Nowhere
+    }
+
     /// Returns `true` if the account is in an entry of its set, or will be.
     pub(super) fn is_at(&self, entry: usize) -> bool {
         [Position::Entry(entry), Position::Room(entry)].contains(&self.position)
     }
 
-    /// Returns `true` if the key has no account of its own, and no free entry is known.
+    /// Returns `true` if the key shares the account, or if the account was not looked up yet.
     pub(super) fn has_no_entry(&self) -> bool {
         self.position == Position::Shared
     }
@@ -88,11 +96,14 @@ impl Located {
         }
     }
 
-    /// Returns `true` if both keys are new and share one account.
-    pub(crate) fn shares(&self, other: &Self) -> bool {
-        self.has_no_entry()
-            && other.has_no_entry()
-            && self.set_group() == other.set_group()
-            && self.address == other.address
+    /// Returns `true` if this is the account that new keys share, and `other` is one of its keys, or will be
+    /// while it has no entry.
+    pub(crate) fn is_shared_by(&self, other: &Self) -> bool {
+        self.is_in_group_of(other) && self.address == other.address
+    }
+
+    /// Returns `true` if this is an account that new keys share, of the rule and the group of sets of `other`.
+    pub(super) fn is_in_group_of(&self, other: &Self) -> bool {
+        self.has_no_entry() && self.set_group() == other.set_group()
     }
 }

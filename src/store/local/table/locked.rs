@@ -6,7 +6,7 @@ use super::{
     NO_SET, Table,
     located::{Located, Position},
     set::Set,
-    shared::{Shared, SharedTable},
+    shared::{Shared, SharedAccounts, SharedTable},
 };
 use crate::{algorithm::AccountState, quota::Quota, store::sync::MutexGuard};
 
@@ -102,11 +102,13 @@ impl<'a> LockedAccounts<'a> {
         match account.position {
             Position::Entry(at) => self.sets[account.lock].look(at, self.now, read),
             Position::Room(_) => read(self.inherited(account).as_ref()),
-            Position::Shared | Position::Elsewhere => read(self.shared(account)),
+            Position::Shared => read(self.shared(account)),
+            Position::Nowhere => read(None),
         }
     }
 
-    /// Applies `change` to the account. `change` may create the account.
+    /// Applies `change` to the account. `change` may create the account, unless it is nowhere: then nothing
+    /// is kept.
     #[inline]
     pub(crate) fn update<T>(
         &mut self,
@@ -118,9 +120,8 @@ impl<'a> LockedAccounts<'a> {
         let (at, mut stored) = match account.position {
             Position::Entry(at) => (at, self.sets[account.lock].take(at, now)),
             Position::Room(at) => (at, self.inherited(account)),
-            Position::Shared | Position::Elsewhere => {
-                return self.update_shared(account, quota, change);
-            }
+            Position::Shared => return self.update_shared(account, quota, change),
+            Position::Nowhere => return change(&mut None),
         };
         let result = change(&mut stored);
         let set = &mut self.sets[account.lock];
@@ -135,8 +136,7 @@ impl<'a> LockedAccounts<'a> {
     /// Applies `change`, which undoes a charge that was made at the instant `charged`.
     ///
     /// Does nothing if the key has no account of its own, or after a later reset of an account in the
-    /// same group of sets. The quota may be older than the account, so the account expires no sooner
-    /// than before.
+    /// same group of sets.
     pub(crate) fn undo(
         &mut self,
         account: &Located,
@@ -168,10 +168,41 @@ impl<'a> LockedAccounts<'a> {
         self.table.void_charges(account.set, clock() + 1);
     }
 
+    /// Lets new keys without an entry share accounts, as many as there may be. The others are nowhere.
+    ///
+    /// The caller has taken all other locks, because the shared accounts are locked last.
+    #[cold]
+    pub(crate) fn share<A: AsRef<Located> + AsMut<Located>>(&mut self, accounts: &mut [A]) {
+        let all = self.shared.get_or_insert_with(|| self.table.shared.lock());
+        let none = SharedAccounts::default();
+        for index in 0..accounts.len() {
+            let account = *accounts[index].as_ref();
+            if !account.has_no_entry() {
+                continue;
+            }
+            let earlier = accounts[..index].iter().map(A::as_ref);
+            let opened = earlier.filter(|other| other.is_in_group_of(&account));
+            let opened = opened.map(|other| other.address);
+            let known = all.get(&account.set_group()).unwrap_or(&none);
+            if !known.has_room(account.address, opened, self.now) {
+                accounts[index].as_mut().position = Position::Nowhere;
+            }
+        }
+    }
+
+    /// Returns `true` if the account is one that new keys share, or starts with its debt.
+    pub(crate) fn has_shared_debt(&self, account: &Located) -> bool {
+        match account.position {
+            Position::Entry(_) | Position::Nowhere => false,
+            Position::Room(_) => self.sets[account.lock].may_have_debt(self.now),
+            Position::Shared => true,
+        }
+    }
+
     /// Returns the initial state of a new account: the debt of the shared account, if any.
     #[cold]
     fn inherited(&mut self, account: &Located) -> Option<AccountState> {
-        if !self.sets[account.lock].may_have_debt(self.now) {
+        if !self.has_shared_debt(account) {
             return None;
         }
         self.shared(account).map(AccountState::condensed)
@@ -184,13 +215,9 @@ impl<'a> LockedAccounts<'a> {
         accounts.find(account.address, self.now)
     }
 
-    /// Returns the time until the quota of a new key can have a shared account, or `None` if it has
-    /// one, can have one, or needs none.
+    /// Returns the time until one of the shared accounts ends, of which there are too many for another.
     #[cold]
-    pub(crate) fn shared_wait(&mut self, account: &Located) -> Option<u64> {
-        if !account.has_no_entry() || self.shared(account).is_some() {
-            return None;
-        }
+    pub(crate) fn shared_wait(&self, account: &Located) -> Option<u64> {
         let accounts = self.shared.as_ref()?.get(&account.set_group())?;
         accounts.wait(self.now)
     }

@@ -1,6 +1,7 @@
 //! The accounts of a store, for every algorithm, or its blocked keys.
 //!
-//! A decision locks the sets of its accounts in ascending order, and the shared accounts last. Its
+//! A decision locks the sets of its accounts in ascending order, then the slots, which are not in this
+//! table, and the shared accounts last. Those are locked only if a new key may need them. Its
 //! instant is its reading of the clock, or the latest change in these sets if that is later. No line is
 //! logged and no user code runs under these locks.
 
@@ -31,12 +32,12 @@ const SECOND: u64 = 1_000_000_000;
 /// reused, so no sweep is needed.
 ///
 /// New keys share accounts if their set has no free entry. For these, the sets are divided into
-/// `SET_GROUPS` groups. Each group has one shared account per rule and address of a quota, which limits all new keys of the group
-/// together. A key that later gets an entry starts with the debt of the shared account. A flood of new keys
-/// therefore neither frees an exhausted key nor affects other rules.
+/// `SET_GROUPS` groups. Each group has one shared account per rule and address of a quota, which limits
+/// all new keys of the group together. A key that later gets an entry starts with the debt of the shared
+/// account. A flood of new keys therefore neither frees an exhausted key nor affects other rules.
 pub(super) struct Table {
     sets: Box<[Aligned]>,
-    /// The shared accounts. The caller must not lock a set while it holds this lock.
+    /// The shared accounts. The caller must not lock a set or slots while it holds this lock.
     shared: Mutex<SharedTable>,
     /// The latest reset of each group of sets. Charges before that instant cannot be undone.
     void_before: OnceLock<Box<[AtomicU64]>>,
@@ -141,7 +142,7 @@ impl Table {
     fn select_sets<A: AsMut<Located>>(&self, accounts: &mut [A]) -> usize {
         let mut first = NO_SET;
         for account in accounts.iter_mut().map(A::as_mut) {
-            if account.position != Position::Elsewhere {
+            if account.position != Position::Nowhere {
                 account.set = self.index(account.id);
                 first = first.min(account.set);
             }

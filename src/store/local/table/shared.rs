@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use smallvec::SmallVec;
+
 use crate::{algorithm::AccountState, name::RuleName, quota::QuotaAddress};
 
 /// The maximum number of groups of sets with the same shared accounts.
@@ -31,10 +33,14 @@ pub(super) struct Shared {
 }
 
 impl SharedAccounts {
+    /// Returns the accounts that have not expired.
+    fn live(&self, now: u64) -> impl Iterator<Item = &Shared> {
+        self.0.iter().filter(move |shared| shared.expires_at > now)
+    }
+
     /// Returns the state of an account, unless it has expired.
     pub(super) fn find(&self, address: QuotaAddress, now: u64) -> Option<&AccountState> {
-        let mut all = self.0.iter();
-        let found = all.find(|shared| shared.address == address && shared.expires_at > now)?;
+        let found = self.live(now).find(|shared| shared.address == address)?;
         Some(&found.state)
     }
 
@@ -54,17 +60,26 @@ impl SharedAccounts {
         self.0.push(account);
     }
 
-    /// Returns the time until there is room for another account, or `None` if there is room.
-    pub(super) fn wait(&self, now: u64) -> Option<u64> {
-        let left = self
-            .0
-            .iter()
-            .map(|shared| shared.expires_at.saturating_sub(now))
-            .filter(|left| *left > 0);
-        if left.clone().count() < SHARED_QUOTAS {
-            None
-        } else {
-            left.min()
+    /// Returns `true` if the account of this address exists or can be opened, after accounts of the addresses
+    /// `opened`.
+    pub(super) fn has_room(
+        &self,
+        address: QuotaAddress,
+        opened: impl Iterator<Item = QuotaAddress>,
+        now: u64,
+    ) -> bool {
+        let live = self.live(now).map(|shared| shared.address);
+        let mut all: SmallVec<[_; SHARED_QUOTAS]> = live.collect();
+        for address in opened {
+            if !all.contains(&address) {
+                all.push(address);
+            }
         }
+        all.contains(&address) || all.len() < SHARED_QUOTAS
+    }
+
+    /// Returns the time until one of the accounts ends, or `None` if there is none.
+    pub(super) fn wait(&self, now: u64) -> Option<u64> {
+        self.live(now).map(|shared| shared.expires_at - now).min()
     }
 }

@@ -29,6 +29,9 @@ pub(crate) struct Silence {
     created: Instant,
     /// The instant of the first write after the last byte read, or of the first write that the socket
     /// would not take: in nanoseconds since `created`, plus 1. 0 without such a write.
+    ///
+    /// A byte read stands for the answers to all earlier writes. If the server stops between two answers, the
+    /// next write finds its silence, or a call ends as busy.
     unanswered: AtomicU64,
     /// `true` while the connection's task reads.
     is_reading: AtomicBool,
