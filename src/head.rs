@@ -115,3 +115,25 @@ impl<'a, B> From<&'a Response<B>> for ResponseHead<'a> {
         }
     }
 }
+
+/// Reader of a field value that has quoted strings (RFC 9110, 5.6.4).
+#[derive(Default)]
+pub(crate) struct Quotes {
+    /// `true` within a quoted string.
+    pub(crate) is_open: bool,
+    is_escaped: bool,
+}
+
+impl Quotes {
+    /// Reads the next byte. Returns `true` if it is outside of quoted strings, or begins one.
+    pub(crate) fn read(&mut self, byte: u8) -> bool {
+        let is_outside = !self.is_open;
+        match byte {
+            _ if self.is_escaped => self.is_escaped = false,
+            b'\\' => self.is_escaped = self.is_open,
+            b'"' => self.is_open = !self.is_open,
+            _ => {}
+        }
+        is_outside
+    }
+}

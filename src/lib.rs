@@ -125,7 +125,7 @@
 //! |---|---|---|
 //! | `ratelimit.decisions` | counter | `policy` (the rule), `result` |
 //! | `ratelimit.near_limit` | counter: requests allowed from 80 % of a limit on | `policy` |
-//! | `ratelimit.unidentified` | counter: requests rejected before the store was called | |
+//! | `ratelimit.unidentified` | counter: requests rejected without a usable key, or by a deny list | |
 //! | `ratelimit.decision.duration` | histogram: seconds until the store answered | `store` |
 //! | `ratelimit.attempts` | histogram: store calls of a request that may be charged in one of several ways, as with [alternatives](Rule::or) | |
 //! | `ratelimit.store.errors` | counter | `kind` |

@@ -76,6 +76,10 @@ impl Source {
         }
     }
 
+    /// The number of labels `store`.
+    #[cfg(feature = "metrics")]
+    pub(crate) const STORES: usize = 11;
+
     /// Returns the label `store` of the time until an answer.
     #[cfg(feature = "metrics")]
     pub(crate) fn store(self) -> &'static str {
@@ -94,6 +98,10 @@ impl Decision {
 }
 
 impl Cause {
+    /// The number of labels in metrics.
+    #[cfg(feature = "metrics")]
+    pub(crate) const LABELS: usize = 8;
+
     /// Returns the cause of a rejection, which has no decision without a usable key.
     pub(crate) fn of_rejection(decision: Option<&Decision>) -> Self {
         let Some(decision) = decision else {
@@ -201,7 +209,7 @@ impl Cause {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{collections::BTreeSet, time::Duration};
 
     use super::*;
     use crate::{decision::Outcome, name::RuleName};
@@ -276,6 +284,18 @@ mod tests {
             "Busy: 503 14 busy busy - - no_retry -",
         ];
         assert_eq!(rows, expected);
+    }
+
+    #[cfg(feature = "metrics")]
+    #[test]
+    fn there_is_a_metric_for_each_label() {
+        let stores: BTreeSet<_> = SOURCES.into_iter().map(Source::store).collect();
+        assert_eq!(stores.len(), Source::STORES, "{stores:?}");
+        let causes = SOURCES.into_iter().map(Source::cause);
+        let causes = causes.chain([Cause::Reported]);
+        let labels = causes.flat_map(|cause| [cause.label(true), cause.label(false)]);
+        let labels: BTreeSet<_> = labels.collect();
+        assert_eq!(labels.len(), Cause::LABELS, "{labels:?}");
     }
 
     #[test]

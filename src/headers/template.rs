@@ -426,11 +426,13 @@ impl Template {
     }
 }
 
-/// Checks that no two quotas of a layer have the same name in header fields.
+/// Checks that no two quotas of a layer have the same name in header fields: of fixed plans, and of live plans
+/// as they are now.
 ///
 /// Report-only rules are included, because they can be enforced at run time.
 pub(crate) fn check_names(infos: &[RuleInfo<'_>]) -> Result<(), RuleError> {
-    let list = Item::named(infos.iter().map(fixed), Headers::None);
+    let rules: Vec<_> = infos.iter().map(LiveRule::new).collect();
+    let list = Item::named(rules.iter().map(LiveRule::current), Headers::None);
     for (at, item) in list.iter().enumerate() {
         if list[..at].iter().any(|earlier| earlier.name == item.name) {
             return Err(RuleError::SameQuotaName(item.name.to_string()));
@@ -461,25 +463,10 @@ impl LiveRule {
     }
 
     fn current(&self) -> RuleQuotas<'_> {
-        let Self {
-            name,
-            quotas,
-            is_reporting,
-        } = self;
         RuleQuotas {
-            rule: *name,
-            quotas: quotas.as_ref(),
-            is_reporting: *is_reporting,
+            rule: self.name,
+            quotas: self.quotas.as_ref(),
+            is_reporting: self.is_reporting,
         }
-    }
-}
-
-/// Returns the fixed quotas of a rule.
-fn fixed<'a>(info: &RuleInfo<'a>) -> RuleQuotas<'a> {
-    let quotas = info.quotas.unwrap_or_default();
-    RuleQuotas {
-        rule: info.name,
-        quotas,
-        is_reporting: info.report_only.is_on(),
     }
 }

@@ -309,14 +309,23 @@ tuple!(A 0, B 1, C 2, D 3);
 
 /// Joins the keys of all extractors.
 ///
-/// Returns `Ok(None)` if an extractor returns `Ok(None)`. A blank key counts as a missing identity.
+/// The result does not depend on their order: an error other than a missing identity comes first, then
+/// `Ok(None)`, and then a missing identity, which a blank key is, too.
 fn join(extractors: &[&dyn KeyExtractor], head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
     let mut keys = SmallVec::<[Key; 4]>::new();
+    let mut is_exempt = false;
+    let mut missing = None;
     for extractor in extractors {
-        let Some(key) = extract(*extractor, head)? else {
-            return Ok(None);
-        };
-        keys.push(key);
+        match extract(*extractor, head) {
+            Ok(Some(key)) => keys.push(key),
+            Ok(None) => is_exempt = true,
+            Err(error) if error.is_missing() => missing = missing.or(Some(error)),
+            Err(error) => return Err(error),
+        }
     }
-    Ok(Some(Key::join(&keys)))
+    match missing {
+        _ if is_exempt => Ok(None),
+        Some(error) => Err(error),
+        None => Ok(Some(Key::join(&keys))),
+    }
 }

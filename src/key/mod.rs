@@ -100,6 +100,9 @@ pub use crate::head::RequestHead;
 /// policy of the rule then applies. A text key that is empty or only white space is a missing
 /// identity, too.
 ///
+/// A tuple asks all its extractors, in any order: an error other than a missing identity rejects the
+/// request, otherwise one `Ok(None)` exempts it, and otherwise a missing identity is one of the tuple.
+///
 /// ```
 /// use tower_sluice::key::{Key, KeyError, KeyExtractor, RequestHead};
 ///
@@ -154,7 +157,7 @@ pub trait KeyExtractor {
     }
 
     /// Returns an extractor that uses `other` for requests in which this extractor finds no
-    /// identity.
+    /// identity, or which it exempts by `Ok(None)`.
     fn or<O: KeyExtractor>(self, other: O) -> Or<Self, O>
     where
         Self: Sized,

@@ -176,7 +176,7 @@ where
     ///
     /// Fails if:
     ///
-    /// - two rules have the same name, or two quotas would have the same name in header fields;
+    /// - two rules have the same name, or two fixed or current quotas have the same name in header fields;
     /// - a fixed cost plus the fixed headroom exceeds a limit of a rule, or of each alternative;
     /// - there are more than 126 sets of alternatives;
     /// - the store does not support the rules;

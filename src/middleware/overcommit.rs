@@ -16,7 +16,7 @@ use std::{
 /// Such requests are not charged. They are marked as [overage](crate::Decision::is_overage).
 ///
 /// A request is still denied if its cost can never fit, if its key is blocked, or if the store
-/// failed.
+/// failed or does not support it.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, middleware::Overcommit};

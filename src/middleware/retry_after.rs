@@ -58,7 +58,7 @@ use crate::{
 /// - [`Rule::max_wait`](crate::Rule::max_wait) of one second, and a
 ///   [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) of at least the units of one
 ///   second: the requests of a second then wait in the layer for their pace.
-/// - [`retry_after_ms`], for clients that read it. gRPC clients read exact waits without it.
+/// - [`retry_after_ms`], for clients that read it. gRPC clients over HTTP/2 read exact waits without it.
 ///
 /// [`retry_after_ms`]: crate::RateLimitLayer::retry_after_ms
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl Retries {
 
     /// Returns the unit in which the client reads waits.
     fn step(&self, head: &RequestHead<'_>) -> Duration {
-        let is_exact = self.in_milliseconds || reject::is_grpc(head);
+        let is_exact = self.in_milliseconds || reject::is_grpc_call(head);
         if is_exact { MILLISECOND } else { SECOND }
     }
 }

@@ -25,7 +25,7 @@ pub struct Counters(Arc<[AtomicU64; 6]>);
 pub struct Counts {
     /// Requests that were allowed. Includes overage.
     pub allowed: u64,
-    /// Requests that were denied by a decision of the store.
+    /// Requests that were denied by the store, or because no body could hold their slots.
     pub denied: u64,
     /// Requests that a report-only rule or layer would have denied.
     pub would_deny: u64,
@@ -33,9 +33,7 @@ pub struct Counts {
     pub overage: u64,
     /// Requests that were allowed after a wait in the queue.
     pub delayed: u64,
-    /// Requests that were rejected without a store call.
-    ///
-    /// These requests had no usable key, or were on a deny list.
+    /// Requests that were rejected because they had no usable key, or were on a deny list.
     pub unkeyed: u64,
 }
 

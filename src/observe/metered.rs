@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use super::{DecisionEvent, MeteredRule, OnDecision};
 use crate::{
-    decision::{Decision, Hold, Outcome},
+    decision::{Cause, Decision, Hold, Outcome, Source},
     name::RuleName,
     quota::Quota,
 };
@@ -31,7 +31,7 @@ use crate::{
 pub(crate) struct Metrics {
     rules: Arc<[RuleMetrics]>,
     /// The histograms by their label `store`.
-    durations: Arc<[Labelled<Histogram>; STORES]>,
+    durations: Arc<[Labelled<Histogram>; Source::STORES]>,
     attempts: Arc<OnceLock<Histogram>>,
 }
 
@@ -43,7 +43,7 @@ struct RuleMetrics {
     quotas: AtomicU64,
     limits: Mutex<Vec<LimitGauge>>,
     /// The counters by their label `result`.
-    results: [Labelled<Counter>; RESULTS],
+    results: [Labelled<Counter>; Cause::LABELS],
     near: OnceLock<Counter>,
     utilization: OnceLock<Histogram>,
     slots: OnceLock<ActiveMetrics>,
@@ -76,11 +76,6 @@ struct LimitGauge {
 
 /// A metric with the value of its label, once it is used.
 type Labelled<T> = OnceLock<(&'static str, T)>;
-
-/// The number of labels `result`.
-const RESULTS: usize = 8;
-/// The number of labels `store`.
-const STORES: usize = 9;
 
 impl Metrics {
     /// Creates the metrics of a layer with these rules.
@@ -322,12 +317,12 @@ type Described = (&'static str, &'static str);
 const COUNTERS: [Described; 6] = [
     (
         "ratelimit.decisions",
-        "Rate limit decisions, one per request and rule.",
+        "Requests by the rules that charged them, or of denied ones by those that denied them.",
     ),
     ("ratelimit.near_limit", "Allowed requests close to a limit."),
     (
         "ratelimit.unidentified",
-        "Requests rejected before a store was asked.",
+        "Requests rejected without a usable key, or by a deny list.",
     ),
     (
         "ratelimit.store.errors",

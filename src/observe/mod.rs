@@ -105,8 +105,8 @@ impl<F: Fn(&DecisionEvent<'_>) + Send + Sync + 'static> OnDecision for F {
 pub struct DecisionEvent<'a> {
     /// The head of the request.
     pub head: &'a RequestHead<'a>,
-    /// The decision of the store, or the reason of a rejection without a store call: the request had
-    /// no usable key, or was on a deny list.
+    /// The decision, or the reason of a rejection without one: the request had no usable key, or was on a
+    /// deny list.
     pub decision: Result<&'a Decision, &'a KeyError>,
     /// `true` if the request runs.
     ///
@@ -160,22 +160,23 @@ impl<'a> DecisionEvent<'a> {
     /// `ratelimit.decisions`, such as `allowed`, `limited` or `shadow_limited`.
     #[must_use]
     pub fn result(&self) -> Option<&'static str> {
-        let decision = self.decision.ok()?;
-        let is_reported = self.is_admitted && !decision.is_allowed();
-        let cause = if is_reported {
-            Cause::Reported
-        } else {
-            self.overall(decision)
-        };
-        Some(cause.label(self.is_admitted))
+        Some(self.overall(self.decision.ok()?).label(self.is_admitted))
     }
 
     /// Returns the cause of the decision as a whole.
     fn overall(&self, decision: &Decision) -> Cause {
+        if self.is_admitted && !decision.is_allowed() {
+            return Cause::Reported;
+        }
+        self.cause_without_denial(decision)
+    }
+
+    /// Returns the cause of the decision under a rule that did not deny the request.
+    fn cause_without_denial(&self, decision: &Decision) -> Cause {
         let cause = decision.cause();
-        // Only report-only rules let such a request pass, and those that charge nothing.
+        // Such a request passes because nothing is charged for it, or its rules only report.
         if self.is_admitted && cause.is_unavailable() {
-            Cause::Reported
+            Cause::Quota
         } else {
             cause
         }
@@ -187,9 +188,8 @@ impl<'a> DecisionEvent<'a> {
     #[cfg(any(feature = "admin", feature = "metrics"))]
     pub(crate) fn cause(&self, rule: RuleName) -> Option<Cause> {
         let decision = self.decision.ok()?;
-        let cause = self.overall(decision);
         if decision.outcomes().is_empty() {
-            return Some(cause);
+            return Some(self.overall(decision));
         }
         let mut its = decision
             .outcomes()
@@ -202,7 +202,7 @@ impl<'a> DecisionEvent<'a> {
         if is_denied && is_reported {
             return Some(Cause::Reported);
         }
-        (is_denied || self.is_admitted).then_some(cause)
+        (is_denied || self.is_admitted).then(|| self.cause_without_denial(decision))
     }
 }
 

@@ -18,7 +18,7 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 ///
 /// Other requests with this content type get a plain response, so that caches and logs see a 429, except for
 /// those that are [translated](is_translated) under [`grpc_web`](super::TooManyRequests::grpc_web).
-pub(super) fn is_call(head: &RequestHead<'_>) -> bool {
+pub(crate) fn is_call(head: &RequestHead<'_>) -> bool {
     head.version >= Version::HTTP_2 && has_grpc_type(head)
 }
 

@@ -39,8 +39,8 @@
 //! | `content-type`, `cache-control` | always `application/grpc` and `no-store` |
 //! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store or an overload; 7 for a block with status 403; for a request without a usable key, 3, 7, 8, 13, 14 or 16 by its status |
 //! | `grpc-message` | the text of the plain response |
-//! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait in milliseconds, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that denied the request |
-//! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown; an estimate for slots |
+//! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait in milliseconds, unless waiting does not help or the wait is unknown; `QuotaFailure` with `policy:<name>` for each quota that denied the request |
+//! | `grpc-retry-pushback-ms` | the wait in milliseconds, an estimate for slots; without a wait, -1, which forbids a retry ([gRFC A6]), but absent for an exhausted quota and a request without a usable key |
 //! | `retry-after`, `ratelimit`, … | as in other responses |
 //!
 //! A client obeys `grpc-retry-pushback-ms` only if its service config has a retry policy for the
@@ -88,6 +88,7 @@ use http::{
     header::{CONTENT_LENGTH, CONTENT_TYPE},
 };
 
+pub(crate) use self::grpc::is_call as is_grpc_call;
 pub use crate::decision::cause::Reason;
 use crate::{
     decision::{Cause, Decision},
@@ -118,11 +119,6 @@ pub trait Reject<B> {
 }
 
 const _: Option<&dyn Reject<()>> = None;
-
-/// Returns `true` for a call whose client reads exact waits.
-pub(crate) fn is_grpc(head: &RequestHead<'_>) -> bool {
-    grpc::is_call(head) || grpc::is_translated(head)
-}
 
 /// Creates a [`Reject`] from a closure. See the [module](self) for an example.
 pub fn reject_fn<F, B>(f: F) -> RejectFn<F>

@@ -20,6 +20,7 @@ use super::Rejection;
 use crate::{
     advice::warn_of_response_body,
     decision::Cause,
+    head::Quotes,
     key::{KeyError, RequestHead},
     log,
 };
@@ -37,6 +38,7 @@ const ABNORMAL_USAGE: &str =
 const REDUCED_CAPACITY: &str =
     "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
+const JSON_TYPES: [&[u8]; 2] = [b"application/json", b"application/problem+json"];
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// Returns the response with a text or problem+json, without the fields that the layer adds to both.
@@ -112,17 +114,32 @@ fn accepts_json(headers: &HeaderMap) -> bool {
 
 #[inline(never)]
 fn has_json_range(headers: &HeaderMap) -> bool {
-    media_ranges(headers)
-        .filter_map(|range| str::from_utf8(range).ok())
-        .any(|range| {
-            let mut parts = range.split(';').map(str::trim);
-            let kind = parts.next().unwrap_or_default();
-            let json = ["application/json", "application/problem+json"];
-            let quality =
-                parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
-            json.iter().any(|json| kind.eq_ignore_ascii_case(json))
-                && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
-        })
+    media_ranges(headers).any(is_json)
+}
+
+/// Returns `true` for a media range of JSON with a quality above 0.
+fn is_json(range: &[u8]) -> bool {
+    let mut parts = split(range, b';').map(<[u8]>::trim_ascii);
+    let kind = parts.next().unwrap_or_default();
+    if !JSON_TYPES
+        .iter()
+        .any(|json| kind.eq_ignore_ascii_case(json))
+    {
+        return false;
+    }
+    let quality = parts.find_map(|part| part.strip_prefix(b"q=").or(part.strip_prefix(b"Q=")));
+    quality.is_none_or(is_positive)
+}
+
+fn is_positive(quality: &[u8]) -> bool {
+    let text = str::from_utf8(quality).unwrap_or_default();
+    text.trim().parse::<f32>().is_ok_and(|number| number > 0.0)
+}
+
+/// Splits text at a separator outside of quoted strings.
+fn split(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
+    let mut quotes = Quotes::default();
+    text.split(move |byte| quotes.read(*byte) && *byte == separator)
 }
 
 /// Returns the media ranges of `Accept`, up to [`MAX_RANGES`] and [`MAX_BYTES`].
@@ -130,7 +147,7 @@ fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let mut left = MAX_BYTES;
     let lines = headers.get_all(ACCEPT).iter().map(HeaderValue::as_bytes);
     let lines = lines.map(|line| &line[..line.len().min(MAX_BYTES + 1)]);
-    let ranges = lines.flat_map(|line| line.split(|byte| *byte == b','));
+    let ranges = lines.flat_map(|line| split(line, b','));
     // A truncated range ends the list, because its quality is unknown.
     ranges.take(MAX_RANGES).take_while(move |range| {
         let fits = range.len() <= left;
@@ -335,7 +352,23 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_range_is_skipped() {
+    fn quoted_text_is_part_of_a_parameter() {
+        for (line, expected) in [
+            (r#"text/plain;x="a,application/json,b""#, false),
+            (r#"text/plain;x="a\",application/json,b""#, false),
+            (r#"text/plain;x="a\\",application/json"#, true),
+            (r#"text/plain;x="a", application/json"#, true),
+            (r#"application/json;x=",";q=0"#, false),
+            (r#"application/json;x=";q=0";q=1"#, true),
+            (r#"application/json;x="a;q=1";q=0"#, false),
+            (r#"text/plain;x="a,application/json"#, false),
+        ] {
+            assert_eq!(accepts(&[line]), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_truncated_range_ends_the_list() {
         let padded = "x".repeat(4_096 - 1 - JSON.len());
         assert!(accepts(&[&format!("{padded},{JSON}")]));
         assert!(!accepts(&[&format!("{padded},{JSON};q=0")]));

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use axum::extract::MatchedPath;
+use axum::extract::{MatchedPath, OriginalUri};
 use http::Method;
 
 use super::{
@@ -71,7 +71,7 @@ use crate::{
 /// The rule cannot know the routes of the router. The log warns (`route_never_met`):
 ///
 /// - of a template that lacks its prefix
-/// - if none of the first 20 requests has a matched route
+/// - if none of the first 20 requests has passed a router
 /// - after the first 1,000 requests, of routes that none of them met
 ///
 /// To find any mistake before, send one request to each route in a test, and check the `RateLimit`
@@ -247,7 +247,9 @@ impl<K> ByRoute<K> {
             }
             (None, None) => {
                 let has_grpc = self.routes.iter().any(|routed| routed.route.grpc);
-                if !has_grpc && self.check.matched.record_miss() {
+                // Only a router sets it, also for paths that it does not know.
+                let is_in_router = head.extensions.get::<OriginalUri>().is_some();
+                if !has_grpc && !is_in_router && self.check.matched.record_miss() {
                     warn_of_unmatched();
                 }
             }
@@ -302,8 +304,7 @@ fn warn_of_unmatched() {
         target: "tower_sluice::lint",
         lint = "route_never_met",
         "none of the first {FEW} requests has a matched route, so the rule `other` charges them: add the \
-         layer to the axum Router that has the routes, by Router::layer, and not around it; ignore this \
-         warning if they were answered with 404"
+         layer to the axum Router that has the routes, by Router::layer, and not around it"
     );
 }
 

@@ -89,7 +89,7 @@ impl MadeQuotas {
 impl Plan {
     /// Creates a plan that chooses the quotas from the request head and the key.
     ///
-    /// Only the first 255 quotas are charged.
+    /// Only the first 255 quotas are charged. Their names in header fields are not checked.
     pub fn from_fn(
         choose: impl Fn(&RequestHead<'_>, &Key) -> Quotas + Send + Sync + 'static,
     ) -> Self {
@@ -162,9 +162,11 @@ impl fmt::Debug for Plan {
 ///
 /// Clones share the quotas. A `&LivePlan` converts to a [`Plan`].
 ///
-/// A layer is built only if its store supports the current quotas. New quotas that the store does
+/// A layer is built only if its store supports the current quotas, and if their names in header fields
+/// are unique. New quotas that the store does
 /// not support are errors of the store: [`fail_open`](crate::StoreExt::fail_open) and
-/// [`fail_closed`](crate::StoreExt::fail_closed) then reject requests with 503. To check new quotas
+/// [`fail_closed`](crate::StoreExt::fail_closed) then reject requests with 503. If a new quota has the
+/// name of another one, header fields have two members with this name. To check new quotas
 /// first, build a layer with them and drop it.
 ///
 /// A new limit does not refill accounts, even if `initial` or `burst` changes. An exception is a token

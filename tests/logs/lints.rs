@@ -597,10 +597,10 @@ mod routes {
         request(&around, "/url/7", 980);
         assert_eq!(warning(log), unmet("\"GET /url/{id}\""));
 
-        // A server that meets unknown paths after a route.
+        // A server whose first requests have unknown paths.
         let app = router(&["/url/{id}"]).layer(layer(&["/url/{id}"]));
-        request(&app, "/url/7", 1);
         request(&app, "/unknown", 50);
+        request(&app, "/url/7", 1);
         // A server of gRPC, which never matches a path.
         let grpc = layer(&["/rpc.Cart/Buy"]).layer(router(&[]));
         request(&grpc, "/rpc.Cart/Sell", 50);

@@ -103,7 +103,7 @@ async fn breaker(log: &Log) {
     }
     assert_eq!(log.read(), [""; 0], "a failed probe is not logged");
     advance(secs(1)).await;
-    shared.set_mood(Mood::Well);
+    shared.set_mood(Mood::WellSoon);
     for _ in 0..10 {
         drop(limiter.try_take("alice", &HOURLY, 1).await.expect("a decision"));
     }
@@ -117,7 +117,7 @@ async fn breaker(log: &Log) {
             limiter.try_take("alice", &HOURLY, 1).await.expect_err("it fails");
         }
         assert_eq!(log.read().len(), expected, "one outage in ten seconds is logged");
-        shared.set_mood(Mood::Well);
+        shared.set_mood(Mood::WellSoon);
         advance(secs(1)).await;
         drop(limiter.try_take("alice", &HOURLY, 1).await.expect("a decision"));
         assert_eq!(log.read().len(), expected, "its end is logged, if its beginning was");

@@ -12,17 +12,18 @@ use std::{
 use tower::BoxError;
 use tower_sluice::{
     Decision, LocalStore, Store, StoreExt,
-    decision::{Outcome, Source},
+    decision::Source,
     store::{Answer, BoxFuture, Charge, Context, Health, Op, OwnedOp, Unsupported},
 };
 
-/// The wait of a denial of a busy process.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+use super::{Broken, driven::AtOnce};
 
 /// The behaviour of the store.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mood {
     Well,
+    /// Answers at the first poll.
+    WellSoon,
     /// Fails immediately.
     Failing,
     /// Fails at the first poll.
@@ -30,7 +31,7 @@ pub(crate) enum Mood {
     /// Charges when the answer arrives.
     Late(Duration),
     FailingLate(Duration),
-    /// Denies, because this process does not read the answer in time.
+    /// Decides as by `fail_closed`, because this process does not read the answer in time.
     Busy,
     /// Charges, and never answers.
     Hanging,
@@ -114,8 +115,9 @@ impl Shaky {
         let on_its_way = OnItsWay::new(&self.state);
         match mood {
             Mood::Well => Answer::Now(Ok(store.call(op, context).now())),
+            Mood::WellSoon => Answer::Later(Box::pin(ready(Ok(store.call(op, context).now())))),
             Mood::Failing => Answer::Now(broken()),
-            Mood::FailingSoon => Answer::Later(Box::pin(std::future::ready(broken()))),
+            Mood::FailingSoon => Answer::Later(Box::pin(ready(broken()))),
             Mood::Late(time) => {
                 let op = OwnedOp::from(op);
                 Answer::Later(Box::pin(async move {
@@ -131,12 +133,10 @@ impl Shaky {
                 broken()
             })),
             Mood::Busy => {
-                let rule = op.charges().first().map(|charge| charge.rule);
-                let outcome = Outcome::unknown(rule.unwrap_or_default(), 0, Some(RETRY_AFTER));
-                let busy = Decision::deny().with_source(Source::Busy).with_outcome(outcome);
+                let closed = Broken::Now.fail_closed().call(op, context).now();
                 Answer::Later(Box::pin(async move {
                     let _on_its_way = on_its_way;
-                    Ok(busy)
+                    Ok(closed.with_source(Source::Busy))
                 }))
             }
             Mood::Hanging => {

@@ -7,6 +7,8 @@ use http::{
     header::{GetAll, ValueIter},
 };
 
+use crate::head::Quotes;
+
 /// The maximum number of entries to read per request.
 const MAX_ENTRIES: usize = 32;
 /// The maximum number of bytes to read per request.
@@ -16,7 +18,7 @@ const MAX_BYTES: usize = 4_096;
 /// name of the header before the reason.
 pub(super) type HeaderFault = &'static str;
 
-/// The header has more than 32 entries or 4 KiB.
+/// More than 32 entries or 4 KiB of the header must be read.
 pub(super) const TOO_LONG: HeaderFault = "names more than 32 proxies, or is too long";
 /// A quoted string does not end in its line.
 pub(super) const OPEN_QUOTE: HeaderFault = "has a quoted string that does not end";
@@ -57,21 +59,14 @@ impl Commas {
     /// Finds the commas of a line. Returns `None` if a quoted string does not end.
     fn of(line: &[u8]) -> Option<Self> {
         let mut commas = Self::default();
-        let mut quoted = false;
-        let mut escaped = false;
+        let mut quotes = Quotes::default();
         for (at, byte) in line.iter().enumerate() {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = quoted,
-                b'"' => quoted = !quoted,
-                b',' if !quoted => {
-                    commas.at[commas.count % MAX_ENTRIES] = at;
-                    commas.count += 1;
-                }
-                _ => {}
+            if quotes.read(*byte) && *byte == b',' {
+                commas.at[commas.count % MAX_ENTRIES] = at;
+                commas.count += 1;
             }
         }
-        (!quoted).then_some(commas)
+        (!quotes.is_open).then_some(commas)
     }
 
     fn pop(&mut self) -> Option<usize> {

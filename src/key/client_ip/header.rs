@@ -8,6 +8,7 @@ use super::{
     super::is_blank,
     entries::{Entries, HeaderFault, Separator},
 };
+use crate::head::Quotes;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -153,9 +154,10 @@ struct Value<'a> {
 
 impl<'a> Value<'a> {
     fn parse(text: &'a [u8]) -> Option<Self> {
-        match text.strip_prefix(b"\"") {
-            Some(inside) => Self::quoted(inside),
-            None => Self::bare(text),
+        if text.starts_with(b"\"") {
+            Self::quoted(text)
+        } else {
+            Self::bare(text)
         }
     }
 
@@ -173,20 +175,19 @@ impl<'a> Value<'a> {
         })
     }
 
-    fn quoted(inside: &'a [u8]) -> Option<Self> {
-        let mut escaped = false;
-        let end = inside.iter().position(|byte| {
-            let ends = *byte == b'"' && !escaped;
-            escaped = *byte == b'\\' && !escaped;
-            ends
+    fn quoted(text: &'a [u8]) -> Option<Self> {
+        let mut quotes = Quotes::default();
+        let end = text.iter().position(|byte| {
+            quotes.read(*byte);
+            !quotes.is_open
         })?;
-        let rest = match inside[end + 1..].trim_ascii_start().split_first() {
+        let rest = match text[end + 1..].trim_ascii_start().split_first() {
             None => None,
             Some((b';', rest)) => Some(rest),
             Some(_) => return None,
         };
         Some(Self {
-            text: &inside[..end],
+            text: &text[1..end],
             rest,
         })
     }

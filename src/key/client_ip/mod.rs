@@ -186,7 +186,8 @@ impl ClientIp {
 
     /// Trusts a fixed number of proxies, each of which appends one entry.
     ///
-    /// The client is entry number `hops` from the right. A request with fewer entries, or with a
+    /// The client is entry number `hops` from the right, or the only address of a
+    /// [`header`](ClientIp::header) that has one. A request with fewer entries, or with a
     /// blank header, has no identity (see [`OnMissingKey`](crate::rule::OnMissingKey)). The address of the peer is not
     /// needed, so this works behind a Unix socket.
     ///
@@ -219,9 +220,11 @@ impl ClientIp {
     /// Reads `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)) instead of
     /// `X-Forwarded-For`.
     ///
-    /// The header is unreadable if an element violates the grammar, if a quoted string does not end
-    /// in its line, or if a line is longer than 4 KiB. Ports and IPv6 addresses are also accepted
-    /// without quotes.
+    /// An element is a list of `name=value`. The header is unreadable if an element that must be read has a
+    /// name that is no token, not exactly one `for`, or one without an address, or a value with a quote, a
+    /// backslash, a comma or white space that is not in a quoted string. It is also unreadable if a quoted
+    /// string does not end in its line, or if the lines that must be read are longer than 4 KiB. All else is
+    /// accepted, such as `host=`, `host=[::1]:80`, a second `proto`, and white space around `=`.
     ///
     /// # Limitations
     ///

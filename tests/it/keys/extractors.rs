@@ -118,6 +118,39 @@ async fn a_blank_value_is_a_missing_key_of_every_extractor() {
     assert_eq!(status(0, true).await, 403);
 }
 
+/// A part of a tuple, with its answer.
+struct Part(Result<Option<Key>, KeyError>);
+
+impl KeyExtractor for Part {
+    fn extract(&self, _: &tower_sluice::RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        self.0.clone()
+    }
+}
+
+/// The worst part of a tuple decides, in any order: unusable, then exempt, then missing.
+#[test]
+fn the_answer_of_a_tuple_does_not_depend_on_the_order_of_its_parts() {
+    let answers = [
+        Err(KeyError::unusable(http::StatusCode::BAD_REQUEST, "sent twice")),
+        Ok(None),
+        Err(KeyError::missing("header")),
+        Ok(Some(Key::from("alice"))),
+    ];
+    let part = |at: usize| Part(answers[at].clone());
+    for first in 0..answers.len() {
+        for second in 0..answers.len() {
+            let worst = first.min(second);
+            let found = key((part(first), part(second)), get("/"));
+            let of_three = key((part(3), part(first), part(second)), get("/"));
+            if worst == 3 {
+                assert!(found.is_ok_and(|key| key.is_some()));
+                continue;
+            }
+            assert_eq!([found, of_three], [(); 2].map(|()| answers[worst].clone()));
+        }
+    }
+}
+
 #[tokio::test]
 async fn errors_and_debug_output_do_not_contain_the_key() {
     const SECRET: &str = "hunter2-hunter2";

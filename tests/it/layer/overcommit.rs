@@ -7,6 +7,7 @@ use std::{
     },
     task::Poll,
     thread,
+    time::Duration,
 };
 
 use http::{Response, StatusCode};
@@ -15,14 +16,17 @@ use tokio_test::{assert_ready_ok, task};
 use tower::{Layer, ServiceExt};
 use tower_sluice::{
     AccessList, Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store,
+    decision::{Outcome, Source},
     key::{Everyone, HeaderKey},
     middleware::{Counters, DecisionEvent, HoldUntil, Overcommit},
-    rule::Adaptive,
+    rule::{Adaptive, RuleName},
     store::CannotFail,
 };
 
 use crate::support::{
-    Gated, answer, ask,
+    Gated,
+    always::Always,
+    answer, ask,
     driven::{begin, handler, held, left, limiter, secs},
     get, header, store, with,
 };
@@ -77,6 +81,34 @@ async fn while_there_is_capacity_denied_requests_pass_uncharged_and_marked() {
     assert!(is_overage(&ask(&mut service, get("/")).await));
     let counts = counters.snapshot();
     assert_eq!((counts.allowed, counts.overage, counts.denied), (7, 5, 1));
+}
+
+fn unknown(wait: Option<Duration>) -> Outcome {
+    Outcome::unknown(RuleName::default(), 0, wait)
+}
+
+#[tokio::test]
+async fn an_unknown_wait_is_one_that_ends() {
+    for (denied, status) in [
+        (Decision::deny as fn() -> Decision, 200),
+        (|| Decision::deny().with_outcome(unknown(Some(secs(1)))), 200),
+        (
+            || {
+                Decision::deny()
+                    .with_outcome(unknown(Some(secs(1))).with_estimated_retry_after(secs(1)))
+            },
+            200,
+        ),
+        (|| Decision::deny().with_outcome(unknown(None)), 429),
+        (|| Decision::deny().with_outcome(unknown(Some(secs(1)))).with_blocked(), 429),
+        (|| Decision::deny().with_source(Source::Unsupported), 429),
+        (|| Decision::deny().with_source(Source::FailedClosed), 503),
+        (|| Decision::deny().with_source(Source::Busy), 503),
+    ] {
+        let layer = layer(Always(denied)).overcommit(Overcommit::when(|| true));
+        let found = answer(&layer, get("/")).await.status().as_u16();
+        assert_eq!(found, status, "{:?}", denied());
+    }
 }
 
 #[tokio::test]

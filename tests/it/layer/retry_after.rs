@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, task::Poll, time::Duration};
 
-use http::{StatusCode, header::RETRY_AFTER};
+use http::{Request, StatusCode, Version, header::RETRY_AFTER};
 use proptest::prelude::*;
 use tower::Layer;
 use tower_sluice::{
@@ -36,6 +36,23 @@ async fn jitter_of_a_short_wait_is_up_to_a_second() {
         let millis = header(response.headers(), "retry-after-ms").parse::<u64>().expect("a wait");
         assert!((300..=1_300).contains(&millis), "{millis} ms");
     }
+}
+
+/// A call over HTTP/1.1 that looks like gRPC-Web gets a plain denial.
+#[tokio::test]
+async fn times_are_exact_for_clients_that_read_exact_times() {
+    let call = |version| {
+        let request = Request::post("/").version(version).header("te", "trailers");
+        request.header("content-type", "application/grpc").body(()).expect("a request")
+    };
+    let layer = owing(&[quota("1/300ms")], 1).retry_after(RetryAfter::Queue);
+    let mut times = Vec::new();
+    for version in [Version::HTTP_11, Version::HTTP_11, Version::HTTP_2] {
+        let denied = answer(&layer, call(version)).await;
+        let field = |name| header(denied.headers(), name).to_owned();
+        times.push([field("retry-after"), field("grpc-retry-pushback-ms")]);
+    }
+    assert_eq!(times, [["1", ""], ["2", ""], ["3", "2300"]]);
 }
 
 /// Ten requests wait, and then no place in the queue is free. As many later ones may wait each second.
@@ -102,7 +119,7 @@ mod herd {
     use std::{cmp::Reverse, collections::BinaryHeap};
 
     use axum::{Router, body::Body, routing};
-    use http::{HeaderMap, Request};
+    use http::HeaderMap;
     use hyper_util::{client::legacy::Client, rt::TokioExecutor};
     use tokio::{net::TcpListener, task::JoinSet, time::Instant};
 

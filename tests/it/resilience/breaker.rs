@@ -106,14 +106,14 @@ async fn five_failures_in_a_row_of_any_call_open_it() {
 /// Alternates between failures and successes.
 fn alternate(guarded: &Guarded, answers: usize) {
     for at in 0..answers {
-        guarded.inner.set_mood(if at % 2 == 0 { Mood::FailingSoon } else { Mood::Well });
+        guarded.inner.set_mood(if at % 2 == 0 { Mood::FailingSoon } else { Mood::WellSoon });
         let _ = guarded.take();
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn half_of_twenty_answers_within_a_second_open_it() {
-    let guarded = Guarded::new(Mood::Well);
+    let guarded = Guarded::new(Mood::WellSoon);
     advance(secs(7)).await;
     alternate(&guarded, 19);
     assert!(!guarded.store.is_open(), "19 answers are too few");
@@ -121,22 +121,22 @@ async fn half_of_twenty_answers_within_a_second_open_it() {
     alternate(&guarded, 1);
     assert!(guarded.store.is_open());
 
-    let rare = Guarded::new(Mood::Well);
+    let rare = Guarded::new(Mood::WellSoon);
     for later in [1_000, 1_100].repeat(20) {
         alternate(&rare, 19);
         advance(millis(later)).await;
     }
     assert!(!rare.store.is_open(), "20 answers, but not within a second");
 
-    let few = Guarded::new(Mood::Well);
+    let few = Guarded::new(Mood::WellSoon);
     for at in 0..2_000 {
-        few.inner.set_mood(if at % 9 < 5 { Mood::Well } else { Mood::FailingSoon });
+        few.inner.set_mood(if at % 9 < 5 { Mood::WellSoon } else { Mood::FailingSoon });
         few.take().map_or_else(|error| assert!(matches!(error, BreakerError::Store(_))), drop);
         advance(millis(1)).await;
     }
     assert!(!few.store.is_open(), "four of nine are less than half");
 
-    let strict = Guarded::set(Mood::Well, |breaker| breaker.rate(10, 10));
+    let strict = Guarded::set(Mood::WellSoon, |breaker| breaker.rate(10, 10));
     (0..9).for_each(|_| assert!(strict.take().is_ok()));
     alternate(&strict, 1);
     assert!(strict.store.is_open());
@@ -183,9 +183,30 @@ async fn a_probe_that_hangs_stays_the_only_one_until_it_is_dropped() {
         drop(probe);
         assert!(guarded.store.is_open(), "the dropped probe does not count");
     }
-    guarded.inner.set_mood(Mood::Well);
+    guarded.inner.set_mood(Mood::WellSoon);
     assert!(guarded.take().is_ok(), "the next is the probe");
     assert!(!guarded.store.is_open());
+}
+
+/// An answer without a call, as to a request without a charge.
+#[tokio::test(start_paused = true)]
+async fn an_immediate_answer_neither_closes_it_nor_ends_a_row_of_failures() {
+    let guarded = Guarded::new(Mood::FailingSoon);
+    for _ in 0..5 {
+        guarded.fail(1);
+        guarded.inner.set_mood(Mood::Well);
+        let _ = guarded.take();
+        guarded.inner.set_mood(Mood::FailingSoon);
+    }
+    assert!(guarded.store.is_open());
+    advance(millis(100)).await;
+    guarded.inner.set_mood(Mood::Well);
+    for _ in 0..2 {
+        assert!(guarded.take().is_ok() && guarded.store.is_open());
+    }
+    guarded.inner.set_mood(Mood::FailingSoon);
+    guarded.fail(1);
+    assert!(guarded.open_for() > millis(0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -202,7 +223,7 @@ async fn undo_does_not_call_the_store_while_it_is_open() {
     assert_eq!(undo(), 1);
     advance(millis(100)).await;
     assert_eq!(undo(), 1, "it is no probe");
-    guarded.inner.set_mood(Mood::Well);
+    guarded.inner.set_mood(Mood::WellSoon);
     assert!(guarded.take().is_ok());
     assert_eq!(undo(), 2);
 }

@@ -12,9 +12,9 @@ use tower_sluice::{
 
 use crate::support::{
     always::Always,
-    driven::{Time, secs},
+    driven::{AtOnce, Time, secs},
     process::{HOURLY, Process, decided},
-    shaky::Mood,
+    shaky::{Mood, Shaky},
 };
 
 #[tokio::test(start_paused = true)]
@@ -109,6 +109,24 @@ async fn a_reset_that_the_shared_store_does_not_support_is_not_mirrored() {
     assert!(here.take("alice", &one, 1).now().is_allowed());
     assert!(!both.reset("alice", &one).await.is_allowed());
     assert!(!here.take("alice", &one, 1).now().is_allowed());
+}
+
+/// No store is called for such a request.
+#[tokio::test]
+async fn a_request_without_quotas_ends_no_outage() {
+    let shared = Shaky::new(LocalStore::with_capacity(64));
+    let store = shared.clone().fail_open();
+    let key = Key::from("alice");
+    let take = |quotas: &[Quota]| {
+        store.take(&[Charge::new(RuleName::default(), &key, quotas)]).now().source()
+    };
+    shared.set_mood(Mood::Failing);
+    assert_eq!(take(&[HOURLY]), Source::FailedOpen);
+    shared.set_mood(Mood::Well);
+    assert_eq!(take(&[]), Source::Local);
+    assert!(store.is_failing());
+    assert_eq!(take(&[HOURLY]), Source::Local);
+    assert!(!store.is_failing());
 }
 
 /// A denial by a block names the rule, but not the key.

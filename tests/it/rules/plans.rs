@@ -110,6 +110,24 @@ fn the_current_quotas_of_a_live_plan_must_be_supported_when_a_layer_is_built() {
     }
 }
 
+#[test]
+fn no_two_current_quotas_of_a_layer_have_one_name() {
+    let hour = |units| Quota::per_hour(units).with_name("hour");
+    let live = LivePlan::new([hour(5), Quota::per_day(9).with_name("day")]);
+    let build = |first: Plan, second: Plan| {
+        let rules = (Rule::new("a", Everyone, first), Rule::new("b", Everyone, second));
+        RateLimitLayer::try_rules(rules, LocalStore::with_capacity(16)).map(drop)
+    };
+    let same = Err(RuleError::SameQuotaName("hour".to_owned()));
+    let other = LivePlan::new(hour(7));
+    for second in [Plan::from(hour(7)), Plan::from(&other)] {
+        assert_eq!(build((&live).into(), second.clone()), same);
+        assert_eq!(build(second, (&live).into()), same);
+    }
+    other.replace(Quota::per_hour(7));
+    assert_eq!(build((&live).into(), (&other).into()), Ok(()));
+}
+
 #[tokio::test]
 async fn a_late_charge_of_a_request_under_the_old_plan_refills_no_account() {
     for algorithm in all_algorithms() {

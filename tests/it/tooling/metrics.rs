@@ -1,6 +1,10 @@
 //! Metrics: one count per rule and request, with closed sets of labels.
 
-use std::{collections::BTreeMap, convert::Infallible};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{Arc, OnceLock},
+};
 
 use metrics::{SharedString, Unit};
 use metrics_util::{
@@ -11,7 +15,8 @@ use tokio::runtime::Builder;
 use tower_sluice::{
     Limiter, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Store, StoreExt,
     key::{Everyone, HeaderKey},
-    middleware::{HoldUntil, Overcommit},
+    middleware::{Counters, DecisionEvent, HoldUntil, Overcommit},
+    rule::Rules,
 };
 
 use crate::support::{
@@ -155,6 +160,50 @@ fn an_outage_shows_in_results_errors_and_the_circuit_state() {
     assert_eq!(under(&recorded, "ratelimit.store.errors"), pairs([("kind=timeout", 5)]));
     assert_eq!(recorded["ratelimit.store.circuit"], 2);
     assert_eq!(recorded["ratelimit.decision.duration store=fallback"], 7);
+}
+
+/// Sends one request through a layer that is report-only or not. Returns its result for hooks, those of the
+/// rules in metrics, and the counts of allowed, denied and reported requests.
+fn reports<K: Rules>(rules: K, mood: Mood, report_only: bool) -> String {
+    let shaky = Shaky::new(LocalStore::new());
+    shaky.set_mood(mood);
+    let counters = Counters::new();
+    let result = Arc::new(OnceLock::new());
+    let seen = result.clone();
+    let layer = RateLimitLayer::rules(rules, shaky.fail_closed())
+        .report_only(report_only)
+        .on_decision(counters.clone())
+        .on_decision(move |event: &DecisionEvent<'_>| seen.set(event.result()).expect("one"));
+    let recorded = recorded(async || drop(answer(&layer, get("/")).await));
+    let results = under(&recorded, "ratelimit.decisions policy=").into_iter().map(|(of, _)| of);
+    let results = results.collect::<Vec<_>>().join(", ").replace("result=", "");
+    let counts = counters.snapshot();
+    let counts = [counts.allowed, counts.denied, counts.would_deny];
+    format!("{}: {results}; {counts:?}", result.get().copied().flatten().expect("a decision"))
+}
+
+/// A request that an outage lets pass, because it costs nothing, or because its rules or its layer only report.
+#[test]
+fn all_reports_of_a_request_in_an_outage_agree() {
+    let rule = |name| Rule::new(name, Everyone, Quota::per_hour(1));
+    let free = || rule("free").cost(0);
+    let trial = || rule("trial").report_only(true);
+    for (mood, denied) in [(Mood::Failing, "failed_closed"), (Mood::Busy, "busy")] {
+        let closed = format!("{denied}: api {denied}; [0, 1, 0]");
+        assert_eq!(reports(rule("api"), mood, false), closed);
+        assert_eq!(
+            reports(rule("api"), mood, true),
+            "shadow_limited: api shadow_limited; [0, 0, 1]"
+        );
+        for report_only in [false, true] {
+            let found = reports(free(), mood, report_only);
+            assert_eq!(found, "allowed: free allowed; [1, 0, 0]", "{mood:?}");
+            let found = reports(trial(), mood, report_only);
+            assert_eq!(found, "allowed: trial shadow_limited; [1, 0, 1]", "{mood:?}");
+            let found = reports((free(), trial()), mood, report_only);
+            assert_eq!(found, "allowed: trial shadow_limited; [1, 0, 1]", "{mood:?}");
+        }
+    }
 }
 
 /// The body of the response cannot hold a slot.

@@ -41,8 +41,8 @@ use crate::{
 /// - Calls whose future is dropped. Otherwise, clients that disconnect could open the breaker.
 /// - [`undo`](Store::undo), which has no answer. While the breaker is open, an undo is dropped and
 ///   the charge remains.
-/// - Immediate errors, which do not come from a server. For example, the store does not support the
-///   quota.
+/// - Immediate answers, which do not come from a server: the store does not support the quota, or the
+///   request charges nothing.
 ///
 /// Around a store of several [servers](Store::failure_domains), such as a Redis Cluster, each server
 /// has its own state. A call is sent only if none of its servers has failed.
@@ -201,7 +201,7 @@ where
         let start = Instant::now().into_std();
         match self.inner.call(op, context) {
             // No server was called, so nothing is recorded.
-            Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
+            Answer::Now(answer) => Answer::Now(answer.map_err(BreakerError::Store)),
             answer => answer.then(move |answer| {
                 record(permits, &answer, &config, start);
                 answer.map_err(BreakerError::Store)

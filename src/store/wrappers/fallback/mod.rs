@@ -133,7 +133,8 @@ fn finish<S: Store, P: Policy>(
     let error = match answer {
         Ok(decision) => {
             // A decision without a call does not show that the inner store works.
-            if is_take && decision.cause().is_answer() {
+            let has_quotas = op.charges().iter().any(|charge| !charge.quotas.is_empty());
+            if is_take && has_quotas && decision.cause().is_answer() {
                 outages.record_success(epoch, || !inner.failure_domains(op).is_empty());
             }
             return fallback.policy.mirror(op, decision);
