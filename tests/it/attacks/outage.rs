@@ -12,9 +12,6 @@ fn requests(peer: u32, cost: &'static str) -> impl Iterator<Item = Request<()>> 
 }
 
 /// A denial is an answer; only calls without an answer count as failures.
-///
-/// Cancelled calls do not count either: `a_cancelled_call_does_not_count` in
-/// `tests/it/resilience/breaker.rs`.
 #[tokio::test(start_paused = true)]
 async fn no_cost_and_no_hot_key_opens_the_breaker() {
     let cost = Cost::from_fn(|head| {

@@ -121,7 +121,7 @@ mod herd {
     use axum::{Router, body::Body, routing};
     use http::HeaderMap;
     use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-    use tokio::{net::TcpListener, task::JoinSet, time::Instant};
+    use tokio::{net::TcpListener, task::JoinSet};
 
     use super::*;
 
@@ -182,38 +182,33 @@ mod herd {
         drained
     }
 
-    /// Over real connections, and without a fake clock. On a busy machine, timers are late.
+    /// Over real connections, and without a fake clock. A client that a busy machine delays takes the turn of
+    /// a later one, which then asks again.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn forty_clients_need_little_more_than_the_ideal_time() {
+    async fn twenty_clients_are_served_within_three_requests_each() {
         let quota = quota("10/s burst 1");
-        let most = (quota.interval() * 39).mul_f64(1.3);
-        for attempt in 1..=3 {
-            let queueing = Rule::new("default", Everyone, quota).max_wait(Duration::from_secs(1));
-            let queueing = RateLimitLayer::rules(queueing, LocalStore::new());
-            let exact = RateLimitLayer::new(Everyone, quota, LocalStore::new()).retry_after_ms();
-            let queueing = drain_server(queueing, Obeyed::Seconds).await;
-            let exact = drain_server(exact, Obeyed::Millis).await;
-            if queueing.time <= most && exact.time <= most {
-                return;
-            }
-            assert!(attempt < 3, "{queueing:?} {exact:?}");
+        let queueing = Rule::new("default", Everyone, quota).max_wait(Duration::from_secs(1));
+        let queueing = RateLimitLayer::rules(queueing, LocalStore::new());
+        let exact = RateLimitLayer::new(Everyone, quota, LocalStore::new()).retry_after_ms();
+        for (layer, obeyed) in [(queueing, Obeyed::Seconds), (exact, Obeyed::Millis)] {
+            let requests = drain_server(layer, obeyed).await;
+            assert!(requests <= 60, "{requests} {obeyed:?}");
         }
     }
 
     async fn drain_server(
         layer: RateLimitLayer<Rule<Everyone>, LocalStore>,
         obeyed: Obeyed,
-    ) -> Drained {
+    ) -> usize {
         let layer = layer.retry_after(RetryAfter::Queue);
         let app = Router::new().route("/", routing::get(async || "hello")).layer(layer);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}/", listener.local_addr().expect("an address"));
         let server = tokio::spawn(axum::serve(listener, app).into_future());
-        let start = Instant::now();
-        let clients: JoinSet<usize> = (0..40).map(|_| visit(url.clone(), obeyed)).collect();
+        let clients: JoinSet<usize> = (0..20).map(|_| visit(url.clone(), obeyed)).collect();
         let requests = clients.join_all().await.into_iter().sum();
         server.abort();
-        Drained { requests, time: start.elapsed() }
+        requests
     }
 
     /// Asks with a client of its own until it is allowed. Returns the number of requests.
