@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use futures_util::future::select_ok;
 use redis::{
     Client,
     ConnectionAddr::{self, Tcp, TcpTls},
@@ -187,9 +188,11 @@ impl RedisStore {
         let link = Link::new(
             Box::new(move || {
                 let kind = SentinelServerType::Master;
-                let node = Some(node.clone());
-                let client = SentinelClient::build(sentinels.clone(), name.clone(), node, kind);
-                Box::pin(open_master(client, servers.clone(), lines.clone()))
+                let clients = sentinels.iter().map(|sentinel| {
+                    let node = Some(node.clone());
+                    SentinelClient::build(vec![sentinel.clone()], name.clone(), node, kind.clone())
+                });
+                Box::pin(open_master(clients.collect(), servers.clone(), lines.clone()))
             }),
             true,
         );
@@ -351,15 +354,21 @@ async fn open(client: Client, lines: FirstLines) -> RedisResult<OpenConnection> 
     lines.explain(&servers, dial(client)).await
 }
 
+/// Connects to the master of the sentinel that answers first. Others may be silent.
 async fn open_master(
-    client: RedisResult<SentinelClient>,
+    clients: RedisResult<Vec<SentinelClient>>,
     servers: Arc<[ConnectionAddr]>,
     lines: FirstLines,
 ) -> RedisResult<OpenConnection> {
-    let mut client = client?;
+    let mut clients = clients?;
+    let masters: Vec<_> = clients
+        .iter_mut()
+        .map(|client| Box::pin(client.async_get_client()))
+        .collect();
     lines
         .explain(&servers, async {
-            dial(client.async_get_client().await?).await
+            let master = select_ok(masters).await?.0;
+            dial(master).await
         })
         .await
 }
