@@ -27,7 +27,7 @@ use tokio::{
 use crate::store::redis::{
     RedisStore,
     batch::{Answered, Batch, Caller},
-    connection::{TIMEOUT, runtime},
+    connection::{LONGEST, TIMEOUT, runtime},
     error::{RedisError, RedisErrorKind},
     protocol::{Request, RequestKind, ScriptOp, reply::Reply},
 };
@@ -40,8 +40,6 @@ const MAX_EQUAL: usize = 2;
 /// The time after which a call no longer delays others. On a slow link, requests would otherwise wait
 /// for one round trip before their own. The runtime of a call may also be blocked.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// The longest wait for a call. The server is judged long before, so the runtime of the call is blocked.
-const LONGEST: Duration = Duration::from_secs(10);
 
 /// The queues of a store: for each hash slot of a cluster, one for each [kind](RequestKind) of requests.
 ///
@@ -397,7 +395,7 @@ async fn run_call<C: ConnectionLike + Clone + Send + Sync + 'static>(
     };
     // More requests may wait than fit into a call.
     call.store.start_task(&call.queue, None);
-    // No caller waits longer than this timeout.
+    // No caller waits longer.
     let Ok(replies) = timeout(LONGEST, call.store.call_batch(&batch)).await else {
         return;
     };

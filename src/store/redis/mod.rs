@@ -120,7 +120,8 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// - A request whose reply is lost may have been charged, and is never sent again.
 /// - A late answer is no failure, unless the server is silent: bytes that were written have no answer,
 ///   and none waits in the kernel. An answer that is not read within ten times the
-///   [`timeout`](crate::StoreExt::timeout) is a denial by [`Source::Busy`](crate::decision::Source::Busy).
+///   [`timeout`](crate::StoreExt::timeout), and within 20 s, is a denial by
+///   [`Source::Busy`](crate::decision::Source::Busy).
 /// - A caller that is dropped while it waits for a batch is not charged. A caller that is dropped
 ///   later may be charged.
 /// - All decisions of one call fail together. A batch runs on the tokio runtime of one of its

@@ -36,8 +36,9 @@ use crate::store::{BoxFuture, redis::error::code};
 
 /// The timeout of a connection attempt, and the silence after which a server has failed.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
-/// The time after which a command ends, even if the server is not silent.
-const LONGEST: Duration = Duration::from_secs(30);
+/// The time after which a command, and the wait for a call, ends, even if the server is not silent. A
+/// call that is judged has ended before, so the runtime of another one is blocked.
+pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 /// The time that a command waits for the next connection attempt.
 const RECONNECT_GRACE: Duration = Duration::from_millis(25);
 /// The maximum pause between attempts.
