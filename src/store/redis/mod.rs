@@ -236,7 +236,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Returns a store on the same accounts, which holds slots as another process.
     pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
-        let settings = Arc::make_mut(&mut self.settings);
+        let settings = self.settings_mut();
         settings.slots = Arc::new(Slots::new(time, settings.test_clock.clone()));
         self
     }
@@ -264,7 +264,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         Arc::strong_count(&self.shared.undoing) > 1
     }
 
-    /// Returns the settings for a change of the keys or of the clock.
+    /// Returns the settings for a change of the keys, of the clock or of the slots.
     ///
     /// The rules and the queues are replaced by empty ones, which are not shared with earlier
     /// clones.
