@@ -166,7 +166,10 @@ fn busy(request: &Request, op: ScriptOp<'_>) -> Decision {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::{
+        io,
+        sync::atomic::{AtomicBool, Ordering::Relaxed},
+    };
 
     use futures_util::future::join;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -223,5 +226,18 @@ mod tests {
             }
             assert_eq!(start.elapsed().as_secs(), seconds, "{limit} ms");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_undo_without_an_answer_keeps_no_slot() {
+        let key = Key::from("a");
+        let is_freed = Arc::new(AtomicBool::new(false));
+        let freed = is_freed.clone();
+        let taken = Decision::allow()
+            .with_outcome(Outcome::full(RuleName::default(), 0, 10))
+            .with_slot(move || freed.store(true, Relaxed));
+        store().undo(&[charge(&key)], &taken, None);
+        drop(taken);
+        assert!(is_freed.load(Relaxed));
     }
 }

@@ -95,7 +95,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let Ok(runtime) = runtime() else { return };
         for subrequest in self.apart(&request.charged(taken)) {
             let store = self.clone();
-            let taken = taken.clone();
+            let mut taken = taken.clone();
+            // The answer to this call may be late.
+            taken.slot = None;
             let undoing = self.shared.undoing.clone();
             let mut undo = Box::pin(async move {
                 store.undo_subrequest(subrequest, taken, units).await;
