@@ -180,7 +180,7 @@ mod tests {
         key::Key,
         name::RuleName,
         quota::Quota,
-        store::{Charge, Store, redis::RedisStream},
+        store::{Charge, Status, Store, redis::RedisStream},
     };
 
     const QUOTAS: [Quota; 1] = [Quota::per_day(10)];
@@ -226,6 +226,12 @@ mod tests {
             }
             assert_eq!(start.elapsed().as_secs(), seconds, "{limit} ms");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_whose_answers_are_not_read_is_not_healthy() {
+        let health = store().health().await;
+        assert_eq!(health.status, Status::Failing, "{health:?}");
     }
 
     #[tokio::test(start_paused = true)]
