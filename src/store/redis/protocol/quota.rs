@@ -112,7 +112,8 @@ impl EncodedPlan {
         let demand = quota_request.demand;
         let limit = quota_request.quota.raised_limit();
         let [set, mark] = keys.map(|key| key as u64);
-        self.head(quota_request, demand.need() <= limit)
+        let is_possible = demand.need() <= limit && demand.cost <= MAX_COST;
+        self.head(quota_request, is_possible)
             .int::<2>(take.cost.into())
             .int::<5>(demand.need())
             .int::<5>(limit)
