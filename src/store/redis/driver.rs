@@ -32,10 +32,11 @@ use crate::store::redis::{
     protocol::{Request, RequestKind, ScriptOp, reply::Reply},
 };
 
-/// The maximum number of calls in flight. Further requests wait, at most for [`INTERVAL`].
+/// The maximum number of calls in flight. Beyond it, a call starts after each [`INTERVAL`], and takes as
+/// many requests as fit.
 const MAX_CALLS: usize = 16;
-/// The maximum number of calls in flight with equal requests. Further ones wait, at most for
-/// [`INTERVAL`], and share the next call.
+/// The maximum number of calls in flight with equal requests. Further ones share the next call, which
+/// starts when one of these ends, or after [`INTERVAL`].
 const MAX_EQUAL: usize = 2;
 /// The time after which a call no longer delays others. On a slow link, requests would otherwise wait
 /// for one round trip before their own. The runtime of a call may also be blocked.

@@ -67,15 +67,15 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// [`hash_tag_by_key`](RedisBuilder::hash_tag_by_key), all accounts of a key are on one server, and are
 /// charged in one call.
 ///
-/// Decisions that are made at the same time share one call, called a batch. A batch has up to 64
-/// different quotas, or requests with only GCRA quotas that start full, and up to 4,096 callers. Equal
-/// requests are sent once. Different requests are decided in the order of arrival. A decision has a
-/// call of its own if no other call is in flight, and if none was shared within the last 5 ms.
-/// Otherwise, it joins the next batch, which is sent at once, unless sixteen calls or two equal ones
-/// are in flight. The batch is then sent when one of them is answered, or 5 ms after the last one was
-/// sent. A burst of one key therefore waits for two calls, and on a slow link, no request waits for more
-/// than 5 ms before its own call. On a cluster, each hash slot has its own batches. See
-/// [`coalesce`](RedisBuilder::coalesce).
+/// Decisions that are made at the same time share one call, called a batch. A batch has up to 4,096
+/// callers. Equal requests are sent once. A batch has up to 64 requests that differ, if all their quotas
+/// use GCRA and start full, and otherwise requests with up to 64 quotas in all. Different requests are
+/// decided in the order of arrival. A decision has a call of its own if no other call is in flight, and
+/// if none was shared within the last 5 ms. Otherwise, it joins the next batch, which is sent at once,
+/// unless sixteen calls or two equal ones are in flight. The batch is then sent when one of them is
+/// answered, or 5 ms after the last one was sent. A burst of one key therefore waits for two calls. On a
+/// slow link, a batch is sent every 5 ms, and a request waits longer only if the next batch is full. On a
+/// cluster, each hash slot has its own batches. See [`coalesce`](RedisBuilder::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///

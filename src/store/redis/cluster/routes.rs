@@ -90,7 +90,8 @@ impl Routes {
         if !self.owners.borrow().masters.is_empty() {
             return Ok(());
         }
-        // A later call does not wait for a cluster that was not there.
+        // The call that starts a refresh waits for its result. One that finds a refresh running returns the
+        // error of the last one, if that failed.
         let mut updates = self.owners.subscribe();
         let mut waits = self.refresh()?;
         loop {

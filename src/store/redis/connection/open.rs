@@ -106,8 +106,8 @@ impl RedisStore {
     ///
     /// All clones share one connection. The store calls `open` on the first call, and again after a
     /// failure, with the pauses of [`connect`](RedisStore::connect). An attempt, with the login, may
-    /// take a second. If a server ends a stream at the start, the store opens another one without a
-    /// login, to read the reason.
+    /// take a second. If a login fails, the store opens another stream without a login: a server that
+    /// ends streams at the start may say the reason.
     ///
     /// A [`RedisStream`] also has the login, and the function by which the store distinguishes a silent
     /// server from a process that is too busy to read:
@@ -192,7 +192,11 @@ impl RedisStore {
                     let node = Some(node.clone());
                     SentinelClient::build(vec![sentinel.clone()], name.clone(), node, kind.clone())
                 });
-                Box::pin(open_master(clients.collect(), servers.clone(), lines.clone()))
+                Box::pin(open_master(
+                    clients.collect(),
+                    servers.clone(),
+                    lines.clone(),
+                ))
             }),
             true,
         );
@@ -373,8 +377,7 @@ async fn open_master(
         .await
 }
 
-/// Opens a stream and logs in. If the server ends the stream, the first line on another one explains
-/// it.
+/// Opens a stream and logs in. If that fails, the first line on another stream may explain it.
 async fn log_in<Fut, S>(open: impl Fn() -> Fut) -> RedisResult<OpenConnection>
 where
     Fut: Future<Output = io::Result<S>>,

@@ -146,7 +146,8 @@ impl EncodedPlan {
                 let room = time_of(quota.limit().into()) + slack - time_of(demand.need());
                 self.nanos(time_of(demand.cost.into())).nanos(room)
             }
-            // Without queueing, no receipt ends later than this.
+            // A reset: the largest distance of the TAT after a charge that did not queue. The receipt of
+            // such a charge holds no units after its TAT.
             Change::Units(0) => self.nanos(0).nanos(time_of(quota.raised_limit())),
             Change::Units(units) => self
                 .nanos(time_of(units))
