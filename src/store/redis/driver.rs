@@ -27,6 +27,7 @@ use tokio::{
 use crate::store::redis::{
     RedisStore,
     batch::{Answered, Batch, Caller},
+    cluster::HASH_SLOTS,
     connection::{LONGEST, TIMEOUT, runtime},
     error::{RedisError, RedisErrorKind},
     protocol::{Request, RequestKind, ScriptOp, reply::Reply},
@@ -48,7 +49,8 @@ const INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) struct Queues(Box<[OnceLock<[Arc<CallQueue>; 3]>]>);
 
 impl Queues {
-    pub(crate) fn new(count: u16) -> Self {
+    pub(crate) fn new(sharded: bool) -> Self {
+        let count = if sharded { HASH_SLOTS } else { 1 };
         Self((0..count).map(|_| OnceLock::new()).collect())
     }
 

@@ -35,7 +35,6 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use self::{
-    cluster::HASH_SLOTS,
     driver::Queues,
     judge::Deciding,
     protocol::{MAX_COST, Request, ScriptOp, addresses::Addresses, script::Scripts},
@@ -186,7 +185,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             sharded,
             coalesces: true,
             rules: Arc::default(),
-            queues: Arc::new(Queues::new(if sharded { HASH_SLOTS } else { 1 })),
+            queues: Arc::new(Queues::new(sharded)),
             slots: Arc::new(Slots::new(SLOT_TTL, None)),
             test_clock: None,
             process_clock: None,
@@ -271,7 +270,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
-        settings.queues = Arc::new(Queues::new(if settings.sharded { HASH_SLOTS } else { 1 }));
+        settings.queues = Arc::new(Queues::new(settings.sharded));
         settings
     }
 

@@ -10,7 +10,6 @@ pub(crate) mod stream;
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
-    pin::pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -122,14 +121,13 @@ async fn send_asking(connection: &mut MultiplexedConnection, command: &Cmd) -> R
 }
 
 /// Returns the reply, or an error if the server is silent.
-async fn judge<T>(
+async fn judge(
     silence: Option<Arc<Silence>>,
-    reply: impl Future<Output = RedisResult<T>>,
-) -> RedisResult<T> {
+    mut reply: RedisFuture<'_, Value>,
+) -> RedisResult<Value> {
     let Some(silence) = silence else {
         return reply.await;
     };
-    let mut reply = pin!(reply);
     let end = Instant::now() + LONGEST;
     let mut pause = TIMEOUT;
     loop {
