@@ -176,11 +176,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        StoreExt,
         key::Key,
         name::RuleName,
         quota::Quota,
-        store::{Charge, Status, Store, redis::RedisStream},
+        store::{Answer, Charge, Op, Status, Store, redis::RedisStream},
     };
 
     const QUOTAS: [Quota; 1] = [Quota::per_day(10)];
@@ -214,11 +213,16 @@ mod tests {
     async fn an_answer_that_is_not_read_is_a_denial_after_ten_times_the_limit() {
         let key = Key::from("a");
         for (limit, seconds) in [(100, 1), (1_000, 10), (2_000, 20), (60_000, 20)] {
-            let store = store().timeout(Duration::from_millis(limit));
-            let start = Instant::now();
+            let (store, start) = (store(), Instant::now());
+            let context = Context {
+                limit: Some(Duration::from_millis(limit)),
+                ..Context::default()
+            };
             // The second call is one of the queue.
-            let takes = [store.take(&[charge(&key)]), store.take(&[charge(&key)])];
-            let [first, second] = takes.map(IntoFuture::into_future);
+            let calls = [(); 2].map(|()| store.call(Op::Take(&[charge(&key)]), &context));
+            let [Answer::Later(first), Answer::Later(second)] = calls else {
+                panic!("{limit} ms: a call is sent")
+            };
             let decisions = join(first, second).await;
             for decision in [decisions.0, decisions.1] {
                 let decision = decision.expect("a decision");
