@@ -217,9 +217,9 @@ local function lasts(account, ends)
   return account.left >= 0 and math.min((ends - real) / 1000, 315360000000) <= account.left + 1000
 end
 
--- Returns false for an account that no plan writes. It outlasts its key, and could otherwise deny
--- for years. Only a state that is impossible under the plan of the call is compared with the time
--- to live, because the last writer's plan may have kept other states for a shorter time.
+-- Returns false for an account that would outlast its key, which no plan writes: it could deny for years.
+-- Stored ends are compared with the time to live. The end of a state of the call is compared only if the
+-- state is impossible under this plan, because the last writer's plan may have kept others shorter.
 local function is_valid(account, unbounded)
   local ends = account.block or now
   for _, place in ipairs(account.places) do

@@ -33,9 +33,9 @@ local function count(place, freed)
   return redis.call('ZCOUNT', set, '(' .. score_of(real), '+inf')
 end
 
--- Reads the mark of another store, to which a slot is left. Requests of a lower headroom do not leave it.
--- Others do from an instant on, once this store has as many slots as the other one had, with `lead` more.
--- A mark that cannot be read is ignored.
+-- Reads the mark of a set. If it is of another store, a slot is left to that from an instant on: at once by
+-- a request of a higher headroom, and by one of an equal headroom after `lead` more slots, when this store has
+-- as many as the other one had. One of a lower headroom leaves none. An unreadable mark is ignored.
 local function leave(place, key)
   local mark, headroom = redis.pcall('GET', key), place.need - place.cost
   place.mark, place.marks = key, true

@@ -18,7 +18,7 @@ local function after(place, times)
   return plus(us, ns, place.cost * times + whole(nanos, 1000), math.fmod(nanos, 1000))
 end
 
--- A quota that keeps no full account ends what another limit has kept, also with an undo.
+-- A quota that keeps no full account (`kept` is 0) drops the end that another limit stored, also in an undo.
 local function put(place, us, ns)
   place.state = { us = us, ns = ns }
   if place.kept + place.kept_nano == 0 then
@@ -77,8 +77,8 @@ algorithms.g = {
     return place.room + place.kept + 1
   end,
 
-  -- Only a late charge of a quota with a large max_debt leads further ahead. An
-  -- `unbounded` call has another `room`. The TAT is an instant of its own, under any plan.
+  -- Further ahead leads only a late charge of a quota with a large max_debt. An `unbounded` call has
+  -- another `room`, so it tests each TAT. A TAT is the same instant under any plan, so none is reduced.
   exceeds_plan = function(place, unbounded)
     return unbounded or place.state.us - now > 2 * (place.room + place.cost) + 2
   end,

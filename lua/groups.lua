@@ -1,6 +1,6 @@
 -- Main part for groups of equal requests, decided one after another.
 --
--- KEYS: the distinct accounts and the lists of their sliding logs. ARGV: the plans, then the layout, in
+-- KEYS: the distinct keys of accounts, logs, sets of slots and marks. ARGV: the plans, then the layout, in
 -- numbers of two bytes. The layout has for each group the number of requests, the number of accounts,
 -- and for each account the index of its key and that of its plan.
 --

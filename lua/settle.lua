@@ -1,7 +1,7 @@
 -- Changes accounts without testing whether a charge fits: settle, undo, reset, block and unblock.
 --
--- KEYS: the accounts, then the lists of their sliding logs. ARGV: the operation, an instant (of the
--- charge to undo) or a duration (of a block), and a plan for each account.
+-- KEYS: the accounts, then their logs, sets of slots and marks. ARGV: the operation, an instant (of
+-- the charge to undo) or a duration (of a block), and a plan for each account.
 local what, accounts, outside = ARGV[1], {}, false
 local us, ns = struct.unpack('<I7H', ARGV[2])
 

@@ -1,4 +1,4 @@
 -- Main part for one request: charges all accounts or none.
 --
--- KEYS: the accounts, then the lists of their sliding logs. ARGV: a plan for each account.
+-- KEYS: the accounts, then their logs, sets of slots and marks. ARGV: a plan for each account.
 return struct.pack('<I7H', now, nano) .. answer(decide(KEYS, ARGV, plans, 1))

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use redis::{AsyncConnectionConfig, Client};
 use tokio::time::timeout;
 use tower_sluice::{
     Key, Quota, RedisStore, StoreExt,
@@ -20,7 +21,7 @@ use tower_sluice::{
 use crate::{
     accounts::{Account, HOUR, gcra_account, stored_micros},
     replies::{bulk, replaces_the_connection, reply_of, shifted},
-    servers::{FakeServer, PATIENCE, Reply, name},
+    servers::{FakeServer, PATIENCE, Reply, eventually, name},
 };
 
 /// Decisions of a test.
@@ -162,6 +163,33 @@ async fn an_answer_to_another_request_replaces_the_connection_to_its_server() {
     let mut answer = shifted();
     let server = cluster(all_hash_slots, move |_| answer()).await;
     replaces_the_connection(lazy(&server), &server).await;
+}
+
+/// The connections of the connector wait for answers without a limit.
+#[tokio::test]
+async fn a_question_for_the_hash_slots_without_an_answer_ends() {
+    let is_silent = Arc::new(AtomicBool::new(true));
+    let silent = is_silent.clone();
+    let hash_slots = move |port| match silent.load(SeqCst) {
+        true => String::new(),
+        false => all_hash_slots(port),
+    };
+    let server = cluster(hash_slots, always(":1\r\n")).await;
+    let seed = ("127.0.0.1", server.addr().port());
+    let store = RedisStore::cluster_from_connector(&[seed], |host, port| async move {
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let client = Client::open(format!("redis://{host}:{port}"))?;
+        client.get_multiplexed_async_connection_with_config(&config).await
+    });
+    let store = store.lazy().expect("a store");
+    fail(&store, 1, &[Kind::Disconnected]).await;
+    is_silent.store(false, SeqCst);
+    let account = Account::new("a", Quota::per_hour(5));
+    let is_found = async || {
+        account.take(&store, 1).await.expect_err("a useless reply");
+        (commands(&server, "EVALSHA") > 0).then_some(())
+    };
+    eventually("the hash slots are known", is_found).await;
 }
 
 /// The server to which a hash slot moves answers once on each connection.

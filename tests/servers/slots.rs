@@ -17,7 +17,7 @@ use tower_sluice::{
 };
 
 use crate::{
-    accounts::{Account, DAY, Dice, connect, rule},
+    accounts::{Account, DAY, Dice, address, connect, rule, slots_key},
     servers::{Flavour, Server, eventually},
 };
 
@@ -93,6 +93,24 @@ async fn slots_and_rates_are_taken_together_or_not_at_all() {
     assert!(last.is_allowed());
     assert!(!store.take(&[charge]).await.expect("a decision").is_allowed());
     assert_eq!(look().await, (Some(1), 0), "a denial by a rate takes no slot");
+}
+
+/// The time to live is set for one of two clones of the settings, whose requests come at the same time.
+#[tokio::test]
+async fn stores_with_different_times_to_live_share_no_calls() {
+    let server = Server::redis().await;
+    let builder = RedisStore::connect(server.url()).readable_keys();
+    let one = builder.clone().lazy().expect("a store");
+    let two = builder.slot_ttl(DAY).lazy().expect("a store");
+    let account = Account::new("a", Quota::concurrent(20));
+    let stores = [&one, &two, &one, &two, &one, &two];
+    let held = join_all(stores.map(|store| account.take(store, 1))).await;
+    assert!(held.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_allowed())));
+    let mut members = redis::cmd("ZRANGE");
+    members.arg(slots_key(&address("default", "a"))).arg(0).arg(-1);
+    let members: Vec<Vec<u8>> = server.run(&members).await.expect("the slots");
+    let of_first = members.iter().filter(|member| member[..8] == members[0][..8]);
+    assert_eq!((of_first.count(), members.len()), (3, 6));
 }
 
 #[tokio::test]

@@ -312,4 +312,7 @@ async fn a_request_for_more_slots_than_a_call_takes_never_passes() {
     assert_eq!(held(&store, &account).await, 256);
     drop(most);
     until_held(&store, &account, 0).await;
+    // The limit has room for any request.
+    let vast = Account::new("b", Quota::concurrent(u32::MAX).with_soft(1_000));
+    assert!(!vast.take(&store, 300).await.expect("a decision").is_allowed());
 }

@@ -27,21 +27,21 @@ use tokio::{
 use crate::store::redis::{
     RedisStore,
     batch::{Answered, Batch, Caller},
-    connection::{TIMEOUT, runtime},
+    cluster::HASH_SLOTS,
+    connection::{LONGEST, TIMEOUT, runtime},
     error::{RedisError, RedisErrorKind},
     protocol::{Request, RequestKind, ScriptOp, reply::Reply},
 };
 
-/// The maximum number of calls in flight. Further requests wait, at most for [`INTERVAL`].
+/// The maximum number of calls in flight. Beyond it, a call starts after each [`INTERVAL`], and takes as
+/// many requests as fit.
 const MAX_CALLS: usize = 16;
-/// The maximum number of calls in flight with equal requests. Further ones wait, at most for
-/// [`INTERVAL`], and share the next call.
+/// The maximum number of calls in flight with equal requests. Further ones share the next call, which
+/// starts when one of these ends, or after [`INTERVAL`].
 const MAX_EQUAL: usize = 2;
 /// The time after which a call no longer delays others. On a slow link, requests would otherwise wait
 /// for one round trip before their own. The runtime of a call may also be blocked.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// The longest wait for a call. The server is judged long before, so the runtime of the call is blocked.
-const LONGEST: Duration = Duration::from_secs(10);
 
 /// The queues of a store: for each hash slot of a cluster, one for each [kind](RequestKind) of requests.
 ///
@@ -49,7 +49,8 @@ const LONGEST: Duration = Duration::from_secs(10);
 pub(crate) struct Queues(Box<[OnceLock<[Arc<CallQueue>; 3]>]>);
 
 impl Queues {
-    pub(crate) fn new(count: u16) -> Self {
+    pub(crate) fn new(sharded: bool) -> Self {
+        let count = if sharded { HASH_SLOTS } else { 1 };
         Self((0..count).map(|_| OnceLock::new()).collect())
     }
 
@@ -397,7 +398,7 @@ async fn run_call<C: ConnectionLike + Clone + Send + Sync + 'static>(
     };
     // More requests may wait than fit into a call.
     call.store.start_task(&call.queue, None);
-    // No caller waits longer than this timeout.
+    // No caller waits longer.
     let Ok(replies) = timeout(LONGEST, call.store.call_batch(&batch)).await else {
         return;
     };

@@ -19,6 +19,9 @@ use crate::{
 
 /// Answers are taken for this many times the limit of a call, unless the server is silent.
 const PATIENCE: u32 = 10;
+/// The longest time for which answers are taken. It is shorter than [`LONGEST`](super::connection::LONGEST),
+/// after which a call is an error.
+const MAX_PATIENCE: Duration = Duration::from_secs(20);
 /// The wait of a denial because this process is busy.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The time between two warnings.
@@ -56,8 +59,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         left.min().unwrap_or(time)
     }
 
-    /// Returns a call that ends if a server is silent, which is an error, or after ten times the limit,
-    /// which is a denial. Returns the call itself if the connections do not note silence.
+    /// Returns a call that ends if a server is silent, which is an error, or after ten times the limit
+    /// and at most 20 s, which is a denial. Returns the call itself if the connections do not note silence.
     pub(super) fn judged(
         &self,
         context: &Context<'_>,
@@ -81,7 +84,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         // The timers below need a runtime.
         let runtime = runtime()?;
         let start = Instant::now();
-        let mut pause = limit;
+        let longest = limit.saturating_mul(PATIENCE).min(MAX_PATIENCE);
+        let mut pause = limit.min(longest);
         loop {
             if let Ok(decision) = timeout(pause, &mut call).await {
                 return decision;
@@ -90,7 +94,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             if left.is_zero() {
                 return Err(silent(limit));
             }
-            let longest = limit.saturating_mul(PATIENCE);
             let rest = longest.saturating_sub(start.elapsed());
             if rest.is_zero() {
                 break;
@@ -159,4 +162,92 @@ fn busy(request: &Request, op: ScriptOp<'_>) -> Decision {
     decision
         .with_source(Source::Busy)
         .with_outcome(outcome.with_report_only(report_only))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::atomic::{AtomicBool, Ordering::Relaxed},
+    };
+
+    use futures_util::future::join;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+    use crate::{
+        key::Key,
+        name::RuleName,
+        quota::Quota,
+        store::{Answer, Charge, Op, Status, Store, redis::RedisStream},
+    };
+
+    const QUOTAS: [Quota; 1] = [Quota::per_day(10)];
+
+    /// Opens a stream that never returns an answer to a script, although some bytes wait.
+    async fn open() -> io::Result<RedisStream> {
+        let (near, far) = duplex(4_096);
+        tokio::spawn(answer_login(far));
+        Ok(RedisStream::new(near).with_unread(|| true))
+    }
+
+    async fn answer_login(mut server: DuplexStream) {
+        let mut bytes = [0; 4_096];
+        while let Ok(length @ 1..) = server.read(&mut bytes).await {
+            let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
+            for _ in text.matches("SETINFO") {
+                server.write_all(b"+OK\r\n").await.expect("room");
+            }
+        }
+    }
+
+    fn store() -> RedisStore {
+        RedisStore::from_stream(open).lazy().expect("a store")
+    }
+
+    fn charge(key: &Key) -> Charge<'_> {
+        Charge::new(RuleName::default(), key, &QUOTAS)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_not_read_is_a_denial_after_ten_times_the_limit() {
+        let key = Key::from("a");
+        for (limit, seconds) in [(100, 1), (1_000, 10), (2_000, 20), (60_000, 20)] {
+            let (store, start) = (store(), Instant::now());
+            let context = Context {
+                limit: Some(Duration::from_millis(limit)),
+                ..Context::default()
+            };
+            // The second call is one of the queue.
+            let calls = [(); 2].map(|()| store.call(Op::Take(&[charge(&key)]), &context));
+            let [Answer::Later(first), Answer::Later(second)] = calls else {
+                panic!("{limit} ms: a call is sent")
+            };
+            let decisions = join(first, second).await;
+            for decision in [decisions.0, decisions.1] {
+                let decision = decision.expect("a decision");
+                assert_eq!(decision.source(), Source::Busy, "{limit} ms");
+            }
+            assert_eq!(start.elapsed().as_secs(), seconds, "{limit} ms");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_whose_answers_are_not_read_is_not_healthy() {
+        let health = store().health().await;
+        assert_eq!(health.status, Status::Failing, "{health:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_undo_without_an_answer_keeps_no_slot() {
+        let key = Key::from("a");
+        let is_freed = Arc::new(AtomicBool::new(false));
+        let freed = is_freed.clone();
+        let taken = Decision::allow()
+            .with_outcome(Outcome::full(RuleName::default(), 0, 10))
+            .with_slot(move || freed.store(true, Relaxed));
+        store().undo(&[charge(&key)], &taken, None);
+        drop(taken);
+        assert!(is_freed.load(Relaxed));
+    }
 }

@@ -35,7 +35,6 @@ pub use self::{
     error::{RedisError, RedisErrorKind},
 };
 use self::{
-    cluster::HASH_SLOTS,
     driver::Queues,
     judge::Deciding,
     protocol::{MAX_COST, Request, ScriptOp, addresses::Addresses, script::Scripts},
@@ -67,15 +66,15 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// [`hash_tag_by_key`](RedisBuilder::hash_tag_by_key), all accounts of a key are on one server, and are
 /// charged in one call.
 ///
-/// Decisions that are made at the same time share one call, called a batch. A batch has up to 64
-/// different quotas, or requests with only GCRA quotas that start full, and up to 4,096 callers. Equal
-/// requests are sent once. Different requests are decided in the order of arrival. A decision has a
-/// call of its own if no other call is in flight, and if none was shared within the last 5 ms.
-/// Otherwise, it joins the next batch, which is sent at once, unless sixteen calls or two equal ones
-/// are in flight. The batch is then sent when one of them is answered, or 5 ms after the last one was
-/// sent. A burst of one key therefore waits for two calls, and on a slow link, no request waits for more
-/// than 5 ms before its own call. On a cluster, each hash slot has its own batches. See
-/// [`coalesce`](RedisBuilder::coalesce).
+/// Decisions that are made at the same time share one call, called a batch. A batch has up to 4,096
+/// callers. Equal requests are sent once. A batch has up to 64 requests that differ, if all their quotas
+/// use GCRA and start full, and otherwise requests with up to 64 quotas in all. Different requests are
+/// decided in the order of arrival. A decision has a call of its own if no other call is in flight, and
+/// if none was shared within the last 5 ms. Otherwise, it joins the next batch, which is sent at once,
+/// unless sixteen calls or two equal ones are in flight. The batch is then sent when one of them is
+/// answered, or 5 ms after the last one was sent. A burst of one key therefore waits for two calls. On a
+/// slow link, a batch is sent every 5 ms, and a request waits longer only if the next batch is full. On a
+/// cluster, each hash slot has its own batches. See [`coalesce`](RedisBuilder::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///
@@ -120,7 +119,8 @@ const SLOT_TTL: Duration = Duration::from_secs(10);
 /// - A request whose reply is lost may have been charged, and is never sent again.
 /// - A late answer is no failure, unless the server is silent: bytes that were written have no answer,
 ///   and none waits in the kernel. An answer that is not read within ten times the
-///   [`timeout`](crate::StoreExt::timeout) is a denial by [`Source::Busy`](crate::decision::Source::Busy).
+///   [`timeout`](crate::StoreExt::timeout), and within 20 s, is a denial by
+///   [`Source::Busy`](crate::decision::Source::Busy).
 /// - A caller that is dropped while it waits for a batch is not charged. A caller that is dropped
 ///   later may be charged.
 /// - All decisions of one call fail together. A batch runs on the tokio runtime of one of its
@@ -185,7 +185,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             sharded,
             coalesces: true,
             rules: Arc::default(),
-            queues: Arc::new(Queues::new(if sharded { HASH_SLOTS } else { 1 })),
+            queues: Arc::new(Queues::new(sharded)),
             slots: Arc::new(Slots::new(SLOT_TTL, None)),
             test_clock: None,
             process_clock: None,
@@ -235,7 +235,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
 
     /// Returns a store on the same accounts, which holds slots as another process.
     pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
-        let settings = Arc::make_mut(&mut self.settings);
+        let settings = self.settings_mut();
         settings.slots = Arc::new(Slots::new(time, settings.test_clock.clone()));
         self
     }
@@ -257,14 +257,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    /// Returns the settings for a change of the keys or of the clock.
+    /// Returns the settings for a change of the keys, of the clock or of the slots.
     ///
     /// The rules and the queues are replaced by empty ones, which are not shared with earlier
     /// clones.
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
-        settings.queues = Arc::new(Queues::new(if settings.sharded { HASH_SLOTS } else { 1 }));
+        settings.queues = Arc::new(Queues::new(settings.sharded));
         settings
     }
 

@@ -106,7 +106,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let mut skipped = 0;
         loop {
             passes.run_until(slots.wake_to_free.notified()).await;
-            // A look takes a small part of this time, however many slots it skips.
+            // The pause grows with the slots that were skipped. Collecting all freed slots again takes a
+            // small part of it.
             passes.run_until(sleep(COLLECT * (1 + skipped / 256))).await;
             skipped = self.start_passes(SlotChange::Free, slots.to_free(), &mut passes);
             if slots.ends() {

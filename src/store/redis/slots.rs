@@ -2,7 +2,9 @@
 //!
 //! Each slot is an entry of its own on the server, and has a number that no other slot of this
 //! process has. Taking, freeing and renewing a slot are therefore idempotent, and calls on one
-//! account need no order.
+//! account need no order, but for one case: a take without an answer is on its way over a connection that
+//! was replaced, and the server reads it after the free. The slot then counts for one time to live,
+//! although no request holds it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -215,7 +217,8 @@ impl Slots {
         }
     }
 
-    /// Returns `true` if this process neither holds nor frees slots. The task then ends.
+    /// Returns `true` if this process needs no task: it holds, takes and frees no slots, and no request
+    /// waits for one. The task then ends.
     pub(super) fn ends(&self) -> bool {
         let mut state = self.state();
         let ends = state.is_idle();

@@ -1,8 +1,8 @@
 //! Requests of this process that wait for slots, in a queue for each account.
 //!
 //! A request asks the server again when this process frees a slot, with a call that frees it there.
-//! Other processes free slots as well, so the first request of a queue also asks once in the mean
-//! time for which a slot is held. A request that is denied slots marks them on the server. Soon after, the
+//! Other processes free slots as well, so the first request of a queue also asks by itself, once for each
+//! mean hold time: the mean of the times for which this process held slots of the rule. A request that is denied slots marks them on the server. Soon after, the
 //! next slots that are free are left to its process, until that asks again, which it then does more often.
 //! Processes with fewer slots still take them.
 
@@ -100,9 +100,12 @@ fn max_wait(charges: &[Charge<'_>], rule: RuleName) -> Option<Duration> {
         .map(|charge| charge.max_wait)
 }
 
-/// A call for slots by a request that may wait. If it fails or times out, all that wait ask at once,
-/// because one after another they would wait for as many timeouts. A request that leaves during its
-/// call is like a timeout, but usually earlier than answers come. Then only the next one asks.
+/// A call for slots by a request that may wait.
+///
+/// If the call fails, all requests that wait ask at once: one after another, they would wait for as many
+/// timeouts. The same holds if the call is dropped without an answer after more time than calls were
+/// answered in, because a timeout has probably ended it. If it is dropped earlier, its request has left,
+/// and only the next one asks.
 pub(super) struct Asking {
     slots: Arc<Slots>,
     request: Arc<Request>,
@@ -162,7 +165,7 @@ impl Asking {
     ) {
         waiting.answered_in = waiting.answered_in.max(self.started.elapsed());
         if !decision.is_allowed() && self.frees[index] != waiting.frees {
-            // The server may count slots no more that were freed after it decided.
+            // This process has freed slots since the call started. The denial may have counted them.
             waiting.wake_first(wakes);
         }
     }

@@ -18,8 +18,8 @@ const MIN_INTERVAL: Duration = Duration::from_millis(10);
 pub(super) const MAX_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two looks at all queues.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The number of times that a process asks in the mean time for which a slot is held, if the next one is
-/// left to it.
+/// The number of times that a process asks for each mean hold time, while the next free slot is left to
+/// it.
 const LOOKS: u32 = 8;
 /// The weight of a new hold time in the mean is one divided by this number.
 const WEIGHT: u64 = 8;
@@ -42,7 +42,7 @@ pub(super) struct WaitingRequests {
     pub(super) frees: u64,
     /// `true` if the last call had no answer. Each request then asks at once.
     pub(super) failing: bool,
-    /// The longest time after which a call was answered, since a request left during its call.
+    /// The longest time in which a call was answered, since the last one that ended without an answer.
     pub(super) answered_in: Duration,
     /// The mean hold time, bounded.
     interval: Duration,
@@ -112,8 +112,8 @@ impl WaitingRequests {
         self.failing = false;
         let due = Instant::now() + self.pause();
         let is_earlier = due < self.due;
-        // Slots that this process takes again do not replace the question for more of them, or its
-        // share would never grow.
+        // An allowed answer does not postpone the next question. A process that takes its own slots again
+        // and again would otherwise never ask for those of others.
         if is_earlier || !decision.is_allowed() {
             self.due = due;
         }

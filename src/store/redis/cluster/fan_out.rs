@@ -95,14 +95,17 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         let Ok(runtime) = runtime() else { return };
         for subrequest in self.apart(&request.charged(taken)) {
             let store = self.clone();
-            let taken = taken.clone();
+            let mut taken = taken.clone();
+            // The answer to this call may be late.
+            taken.slot = None;
             let undoing = self.shared.undoing.clone();
             let mut undo = Box::pin(async move {
                 store.undo_subrequest(subrequest, taken, units).await;
                 drop(undoing);
             });
-            // Sent now, because queued charges come back only in the order of these calls. With a driven
-            // clock, the task reads the time.
+            // Sent now, so that undos arrive in the order of their calls: of charges that queue
+            // (`max_wait`), only the newest one can be undone. With a test clock, the task sends it
+            // later, at the time of the clock then.
             let is_sent_later = self.settings.test_clock.is_some();
             let mut context = Context::from_waker(Waker::noop());
             if is_sent_later || undo.as_mut().poll(&mut context).is_pending() {
@@ -111,8 +114,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
         }
     }
 
-    /// Splits a request that is not charged into calls that cannot fail because a hash slot moves, and its
-    /// accounts are on two servers.
+    /// Splits the request of a peek or an undo, which need not charge all accounts or none. On a cluster,
+    /// each account has its own call: while a hash slot moves, its accounts may be on two servers, and a
+    /// call for several of them fails.
     fn apart(&self, request: &Request) -> Vec<Request> {
         if self.settings.sharded {
             request.by_account()

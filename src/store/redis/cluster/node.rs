@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use super::topology::{HashSlotRange, ranges};
 use crate::store::{
     BoxFuture, FailureDomain,
-    redis::connection::{Link, dial::OpenConnection},
+    redis::connection::{Link, TIMEOUT, dial::OpenConnection},
 };
 
 /// Returns `true` for an error that a working server may return.
@@ -69,25 +69,30 @@ impl Node {
         deadline: Instant,
     ) -> RedisResult<Value> {
         let start = Instant::now();
-        let sent = self.link.call(command, asking);
-        let reply = if self.link.is_judged() {
-            sent.await
-        } else {
-            timeout_at(deadline, sent).await.unwrap_or_else(|_| {
-                let text = format!("{} did not reply in time", self.address);
-                Err(Error::new(ErrorKind::TimedOut, text).into())
-            })
-        };
+        let reply = self.send(command, asking, deadline).await;
         if reply.as_ref().err().is_none_or(is_answer) {
             self.domain.answered(start.into_std());
         }
         reply
     }
 
+    /// Sends a command. A connection that does not note silence has until the deadline.
+    async fn send(&self, command: &Cmd, asking: bool, deadline: Instant) -> RedisResult<Value> {
+        let sent = self.link.call(command, asking);
+        if self.link.is_judged() {
+            return sent.await;
+        }
+        timeout_at(deadline, sent).await.unwrap_or_else(|_| {
+            let text = format!("{} did not reply in time", self.address);
+            Err(Error::new(ErrorKind::TimedOut, text).into())
+        })
+    }
+
     /// Asks the server for all hash slots of the cluster.
     pub(super) async fn hash_slots(&self) -> RedisResult<Vec<HashSlotRange>> {
         let mut command = cmd("CLUSTER");
-        let reply = self.link.call(command.arg("SLOTS"), false).await?;
+        let deadline = Instant::now() + TIMEOUT;
+        let reply = self.send(command.arg("SLOTS"), false, deadline).await?;
         ranges(&reply, &self.host)
     }
 }

@@ -6,7 +6,7 @@ use std::{
         Arc, Weak,
         atomic::{
             AtomicBool, AtomicUsize,
-            Ordering::{Relaxed, Release},
+            Ordering::{Relaxed, SeqCst},
         },
     },
     time::Duration,
@@ -90,7 +90,8 @@ impl Routes {
         if !self.owners.borrow().masters.is_empty() {
             return Ok(());
         }
-        // A later call does not wait for a cluster that was not there.
+        // The call that starts a refresh waits for its result. One that finds a refresh running returns the
+        // error of the last one, if that failed.
         let mut updates = self.owners.subscribe();
         let mut waits = self.refresh()?;
         loop {
@@ -184,7 +185,7 @@ impl Routes {
     /// Starts a task that asks for the hash slots. Returns `false` if such a task is running.
     pub(super) fn refresh(self: &Arc<Self>) -> RedisResult<bool> {
         let runtime = runtime()?;
-        self.is_wanted.store(true, Release);
+        self.is_wanted.store(true, SeqCst);
         let permit = self.refreshing.clone().try_acquire_owned();
         let started = permit.map(|permit| runtime.spawn(refresh(Arc::downgrade(self), permit)));
         Ok(started.is_ok())
@@ -267,19 +268,24 @@ impl Routes {
 
 /// Refreshes the hash slots until no caller needs another refresh. The permit is released at the end,
 /// even if the runtime drops the task.
-async fn refresh(weak: Weak<Routes>, _permit: OwnedSemaphorePermit) {
+async fn refresh(weak: Weak<Routes>, permit: OwnedSemaphorePermit) {
     let mut pause = MIN_PAUSE;
     loop {
         let Some(routes) = weak.upgrade() else { return };
-        routes.is_wanted.store(false, Release);
+        routes.is_wanted.store(false, SeqCst);
         let ranges = ask(routes.candidates()).await;
         routes.update(ranges);
         drop(routes);
         sleep(jitter(pause)).await;
         pause = (2 * pause).min(MAX_PAUSE);
-        match weak.upgrade() {
-            Some(routes) if routes.is_wanted.load(Relaxed) => {}
-            _ => return,
+        let Some(routes) = weak.upgrade() else { return };
+        if !routes.is_wanted.load(SeqCst) {
+            drop(permit);
+            // A caller that came before the permit was free has started no task.
+            if routes.is_wanted.load(SeqCst) {
+                drop(routes.refresh());
+            }
+            return;
         }
     }
 }

@@ -43,7 +43,7 @@ struct Look {
 struct FirstLine {
     /// Empty if the server ended the connection without a word.
     bytes: Vec<u8>,
-    /// `true` if the server spoke after a question.
+    /// `true` if the server first said nothing, and was then asked.
     asked: bool,
 }
 

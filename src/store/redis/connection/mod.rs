@@ -10,7 +10,6 @@ pub(crate) mod stream;
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
-    pin::pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -36,8 +35,9 @@ use crate::store::{BoxFuture, redis::error::code};
 
 /// The timeout of a connection attempt, and the silence after which a server has failed.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
-/// The time after which a command ends, even if the server is not silent.
-const LONGEST: Duration = Duration::from_secs(30);
+/// The time after which a command, and the wait for a call, ends, even if the server is not silent. A
+/// call that is judged has ended before, so the runtime of another one is blocked.
+pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 /// The time that a command waits for the next connection attempt.
 const RECONNECT_GRACE: Duration = Duration::from_millis(25);
 /// The maximum pause between attempts.
@@ -121,14 +121,13 @@ async fn send_asking(connection: &mut MultiplexedConnection, command: &Cmd) -> R
 }
 
 /// Returns the reply, or an error if the server is silent.
-async fn judge<T>(
+async fn judge(
     silence: Option<Arc<Silence>>,
-    reply: impl Future<Output = RedisResult<T>>,
-) -> RedisResult<T> {
+    mut reply: RedisFuture<'_, Value>,
+) -> RedisResult<Value> {
     let Some(silence) = silence else {
         return reply.await;
     };
-    let mut reply = pin!(reply);
     let end = Instant::now() + LONGEST;
     let mut pause = TIMEOUT;
     loop {

@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use futures_util::future::select_ok;
 use redis::{
     Client,
     ConnectionAddr::{self, Tcp, TcpTls},
@@ -105,8 +106,8 @@ impl RedisStore {
     ///
     /// All clones share one connection. The store calls `open` on the first call, and again after a
     /// failure, with the pauses of [`connect`](RedisStore::connect). An attempt, with the login, may
-    /// take a second. If a server ends a stream at the start, the store opens another one without a
-    /// login, to read the reason.
+    /// take a second. If a login fails, the store opens another stream without a login: a server that
+    /// ends streams at the start may say the reason.
     ///
     /// A [`RedisStream`] also has the login, and the function by which the store distinguishes a silent
     /// server from a process that is too busy to read:
@@ -187,9 +188,15 @@ impl RedisStore {
         let link = Link::new(
             Box::new(move || {
                 let kind = SentinelServerType::Master;
-                let node = Some(node.clone());
-                let client = SentinelClient::build(sentinels.clone(), name.clone(), node, kind);
-                Box::pin(open_master(client, servers.clone(), lines.clone()))
+                let clients = sentinels.iter().map(|sentinel| {
+                    let node = Some(node.clone());
+                    SentinelClient::build(vec![sentinel.clone()], name.clone(), node, kind.clone())
+                });
+                Box::pin(open_master(
+                    clients.collect(),
+                    servers.clone(),
+                    lines.clone(),
+                ))
             }),
             true,
         );
@@ -351,21 +358,26 @@ async fn open(client: Client, lines: FirstLines) -> RedisResult<OpenConnection> 
     lines.explain(&servers, dial(client)).await
 }
 
+/// Connects to the master of the sentinel that answers first. Others may be silent.
 async fn open_master(
-    client: RedisResult<SentinelClient>,
+    clients: RedisResult<Vec<SentinelClient>>,
     servers: Arc<[ConnectionAddr]>,
     lines: FirstLines,
 ) -> RedisResult<OpenConnection> {
-    let mut client = client?;
+    let mut clients = clients?;
+    let masters: Vec<_> = clients
+        .iter_mut()
+        .map(|client| Box::pin(client.async_get_client()))
+        .collect();
     lines
         .explain(&servers, async {
-            dial(client.async_get_client().await?).await
+            let master = select_ok(masters).await?.0;
+            dial(master).await
         })
         .await
 }
 
-/// Opens a stream and logs in. If the server ends the stream, the first line on another one explains
-/// it.
+/// Opens a stream and logs in. If that fails, the first line on another stream may explain it.
 async fn log_in<Fut, S>(open: impl Fn() -> Fut) -> RedisResult<OpenConnection>
 where
     Fut: Future<Output = io::Result<S>>,

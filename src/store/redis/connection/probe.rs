@@ -7,6 +7,7 @@ use futures_util::future::{join, join_all};
 use redis::{Cmd, InfoDict, RedisResult, Value, aio::ConnectionLike, cmd, from_redis_value};
 
 use crate::{
+    decision::Source,
     key::Key,
     name::RuleName,
     quota::Quota,
@@ -114,8 +115,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisStore<C> {
             .cluster_link()
             .map(ClusterLink::failing)
             .unwrap_or_default();
-        if let Err(error) = self.call(Op::Take(&[look]), &Context::default()).await {
-            return Health::failing("redis", error.to_string());
+        match self.call(Op::Take(&[look]), &Context::default()).await {
+            Ok(decision) if decision.source() != Source::Busy => {}
+            Ok(_) => return Health::failing("redis", "this process or the server is too busy"),
+            Err(error) => return Health::failing("redis", error.to_string()),
         }
         if !failing.is_empty() {
             return Health::failing("redis", format!("failing servers: {}", failing.join(", ")));

@@ -112,7 +112,8 @@ impl EncodedPlan {
         let demand = quota_request.demand;
         let limit = quota_request.quota.raised_limit();
         let [set, mark] = keys.map(|key| key as u64);
-        self.head(quota_request, demand.need() <= limit)
+        let is_possible = demand.need() <= limit && demand.cost <= MAX_COST;
+        self.head(quota_request, is_possible)
             .int::<2>(take.cost.into())
             .int::<5>(demand.need())
             .int::<5>(limit)
@@ -145,7 +146,8 @@ impl EncodedPlan {
                 let room = time_of(quota.limit().into()) + slack - time_of(demand.need());
                 self.nanos(time_of(demand.cost.into())).nanos(room)
             }
-            // Without queueing, no receipt ends later than this.
+            // A reset: the largest distance of the TAT after a charge that did not queue. The receipt of
+            // such a charge holds no units after its TAT.
             Change::Units(0) => self.nanos(0).nanos(time_of(quota.raised_limit())),
             Change::Units(units) => self
                 .nanos(time_of(units))
