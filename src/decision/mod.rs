@@ -440,13 +440,16 @@ impl Decision {
         self
     }
 
-    /// Returns the decision with exactly one outcome for each of `quotas`.
+    /// Returns the decision with exactly one outcome for each of `quotas`, and without its slot.
     ///
     /// A quota with no outcome, or with several outcomes, gets an unknown outcome.
     pub(crate) fn on(&self, quotas: impl Iterator<Item = (RuleName, usize)> + Clone) -> Self {
         let own = |outcome: &Outcome| (outcome.rule(), outcome.quota_index());
         if self.outcomes.iter().map(own).eq(quotas.clone()) {
-            return self.clone();
+            return Self {
+                slot: None,
+                ..self.clone()
+            };
         }
         let outcomes = quotas.map(|quota| {
             let mut known = self.outcomes.iter().filter(|outcome| own(outcome) == quota);
