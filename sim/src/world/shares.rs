@@ -243,6 +243,15 @@ struct Attempt {
     /// `true` if the process decided one of its calls by itself, which may have charged the servers.
     is_alone: bool,
     keeps: u32,
+    /// The units of the pool that its calls charged on one server of a cluster, and undid.
+    undone: u32,
+}
+
+/// Returns `true` if the server of the share denied a call on a cluster, and that of the pool did not.
+fn is_undone(call: &Call) -> bool {
+    let decision = &call.decision;
+    let is_paid = decision.outcomes().last().is_some_and(|pool| !pool.is_denied());
+    decision.source() == Source::Redis && !decision.is_allowed() && is_paid
 }
 
 /// A pool that clients share.
@@ -327,7 +336,11 @@ impl Shares {
         });
         let entry = Entry::allowed(place, ask.cost, start, end);
         let is_alone = !calls.iter().all(Call::is_by_servers);
-        let attempt = Attempt { entry, is_known: false, is_alone, keeps: ask.keeps };
+        let mut undone = 0;
+        if world.nodes.kind == Kind::Cluster {
+            undone = calls.iter().filter(|it| is_undone(it)).map(|_| ask.cost).sum();
+        }
+        let attempt = Attempt { entry, is_known: false, is_alone, keeps: ask.keeps, undone };
         let Some(decision) = answer else {
             let entry = Entry { end: Duration::MAX, ..entry };
             lock(&self.attempts).push(Attempt { entry, ..attempt });
@@ -600,7 +613,13 @@ impl Shares {
         for denial in attempts.iter().filter(|it| !perhaps(it) && !it.entry.allowed) {
             let before = |it: &Attempt| it.entry.start <= denial.entry.end;
             let paid = sum(&|it| before(it) && is_paid(it), &most);
-            let spent = paid + sum(&|it| before(it) && perhaps(it), &most);
+            // An undone charge counts until its undo arrives. If the server does not know the script of
+            // the undo, this is after a second call of the same request.
+            let meanwhile = |it: &Attempt| {
+                before(it) && it.entry.end.saturating_add(SETTLED) >= denial.entry.start
+            };
+            let undone = sum(&meanwhile, &|it| it.undone);
+            let spent = paid + sum(&|it| before(it) && perhaps(it), &most) + undone;
             let wanted = spent + u64::from(denial.entry.cost + reserve(&self.quota));
             if wanted <= u64::from(self.quota.limit()) {
                 let text = format!("{denial:?}, but {spent} of {:?} are charged", self.quota);

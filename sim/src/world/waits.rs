@@ -7,7 +7,7 @@ use std::{
     future::poll_fn,
     ops::Range,
     pin::pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     task::Poll,
     time::Duration,
 };
@@ -45,7 +45,8 @@ const LONG_WORK: Range<u64> = 1_000..1_004;
 const ROUND_TRIPS: Duration = Duration::from_millis(100);
 /// The time in which a process frees the slots of a call without an answer, and its breaker closes.
 const SETTLED: Duration = Duration::from_secs(5);
-/// The time for which processes compete for slots, and what it takes until their shares have settled.
+/// The time for which all processes compete for slots, and what it takes until their shares have
+/// settled.
 const COMPETITION: Duration = Duration::from_secs(6);
 const SETTLING: Duration = Duration::from_secs(2);
 /// The least part of their time, in percent, for which slots are used that processes compete for. A
@@ -336,6 +337,8 @@ async fn compete(world: &World, mut random: Random, when: &str) {
     let (limit, story) = (u32::try_from(random.within(1..4)).expect("few"), &world.story);
     let name = name("competition", when);
     let works = Duration::from_millis(random.within(10..40));
+    // A process that came first would otherwise end first, and leave its part to the others.
+    let all_since = Arc::new(OnceLock::<Instant>::new());
     let mut clients = JoinSet::new();
     for (process, place) in world.places.iter().enumerate() {
         let store = &place.process().store;
@@ -343,18 +346,19 @@ async fn compete(world: &World, mut random: Random, when: &str) {
         client.probe().await;
         for _ in 0..2 * limit {
             let client = client.clone();
+            let all_since = all_since.clone();
             clients.spawn(async move {
                 let mut runs = 0_u64;
-                let start = Instant::now();
-                while start.elapsed() < COMPETITION {
+                while all_since.get().is_none_or(|since| since.elapsed() < COMPETITION) {
                     let visit = client.clone().send(works, Patience::ENDLESS).await;
-                    let ran = visit.started.is_some();
-                    runs += u64::from(ran && start.elapsed() > SETTLING);
+                    let settled = all_since.get().is_some_and(|since| since.elapsed() > SETTLING);
+                    runs += u64::from(visit.started.is_some() && settled);
                 }
                 (process, runs)
             });
         }
     }
+    all_since.set(Instant::now()).expect("once");
     let mut runs = vec![0; world.places.len()];
     for (process, own) in clients.join_all().await {
         runs[process] += own;
