@@ -174,6 +174,11 @@ impl Cause {
         !matches!(self.reason(), Reason::Unkeyed | Reason::Limited)
     }
 
+    /// Returns `true` for a rejection by a limit that admits the request at another time.
+    pub(crate) fn is_exhausted(self) -> bool {
+        matches!(self, Self::Quota | Self::Overload)
+    }
+
     /// Returns `true` if the call of the store failed, and a policy decided.
     pub(crate) fn counts_as_failure(self) -> bool {
         matches!(self, Self::FailedOpen | Self::FailedClosed | Self::Fallback)

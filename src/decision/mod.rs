@@ -420,8 +420,7 @@ impl Decision {
 
     /// Returns `true` for a denial that [`Overcommit`](crate::middleware::Overcommit) may reverse.
     pub(crate) fn may_pass_beyond(&self) -> bool {
-        let cause = Cause::of_rejection(Some(self));
-        matches!(cause, Cause::Quota | Cause::Overload) && self.cause() != Cause::Unsupported
+        Cause::of_rejection(Some(self)).is_exhausted() && self.cause() != Cause::Unsupported
     }
 
     /// Converts a queued decision into a denial. The time in the queue becomes `retry_after`.
