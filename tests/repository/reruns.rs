@@ -124,3 +124,25 @@ fn property_tests_keep_their_failing_cases() {
     }
     assert!(properties > 15, "{properties}");
 }
+
+/// `scripts/test` builds the examples of which it finds such a call. A test would build any other.
+#[test]
+fn each_example_that_a_test_starts_is_named_in_its_call() {
+    let others = ["tests/support/programs.rs", "tests/repository/reruns.rs"];
+    for path in sources("tests") {
+        let text = read(&path);
+        let path = path.strip_prefix(root()).expect("below the root");
+        if others.iter().any(|other| path == Path::new(other)) {
+            continue;
+        }
+        for (at, call) in text.match_indices("example(") {
+            let argument = text[at + call.len()..].chars().next();
+            assert!(
+                matches!(argument, Some('"' | ')')),
+                "{}: {}",
+                path.display(),
+                &text[at..at + 20]
+            );
+        }
+    }
+}

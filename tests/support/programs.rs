@@ -52,6 +52,13 @@ fn build(name: &str, folder: &Path) {
     cargo.args(["build", "--quiet", "--workspace", "--no-default-features", "--example", name]);
     cargo.args(["--features", &features.join(","), "--profile", profile, "--target-dir"]);
     cargo.arg(folder.parent().expect("target")).current_dir(env!("CARGO_MANIFEST_DIR"));
+    // Cargo sets these for a test. The build script of a dependency reads them, and would run again, now and
+    // in the next build.
+    for (name, _) in env::vars() {
+        if name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_") {
+            cargo.env_remove(name);
+        }
+    }
     let built = cargo.status().expect("cargo runs");
     assert!(built.success(), "{name} does not build");
 }

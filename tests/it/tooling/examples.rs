@@ -104,20 +104,24 @@ fn the_gateway_exits_cleanly_on_ctrl_c() {
 const ADDRESS: &str = "name=ip key=peer quota='5/h burst 10'";
 
 /// Returns the output of an example that needs no flags and exits by itself.
-fn printed(name: &str) -> String {
-    let output = end(example(name));
+fn printed(example: Command) -> String {
+    let name = format!("{example:?}");
+    let output = end(example);
     assert!(output.status.success(), "{name}: {}", text(&output.stderr));
     text(&output.stdout).to_owned()
 }
 
 #[test]
 fn small_examples_print_the_expected_output() {
-    for (name, lines) in [
-        ("late_cost", "after ten words: 990 tokens left\nafter one that was cut: 890 tokens left"),
-        ("outgoing", "http://b.example/ answers"),
-        ("own_store", "429 Too Many Requests Some(\"\\\"default\\\";r=0\")"),
+    for (program, lines) in [
+        (
+            example("late_cost"),
+            "after ten words: 990 tokens left\nafter one that was cut: 890 tokens left",
+        ),
+        (example("outgoing"), "http://b.example/ answers"),
+        (example("own_store"), "429 Too Many Requests Some(\"\\\"default\\\";r=0\")"),
     ] {
-        let said = printed(name);
+        let said = printed(program);
         assert!(said.contains(lines), "{lines:?} is not in {said}");
     }
 }
@@ -209,7 +213,7 @@ fn config_applies_new_limits_to_a_running_server_without_a_refill() {
 
 #[test]
 fn ten_thousand_wrong_passwords_do_not_lock_the_owner_out() {
-    let said = printed("login");
+    let said = printed(example("login"));
     assert!(said.contains("50 were tried, the rest denied"), "{said}");
     assert!(said.contains("the owner logged in 100 times during the attack"), "{said}");
 }
