@@ -32,8 +32,8 @@ pub enum Source {
     /// [slots](crate::Quota::concurrent), or whose account other keys share.
     Overflow,
     /// A `RedisStore` whose answer was not read within ten times the time of its
-    /// [`Timeout`](crate::store::Timeout), and within 20 s, although the server is not silent: this process or the server is
-    /// too busy. The denial is made under every policy, and never counts as a failure. Report-only requests
+    /// [`Timeout`](crate::store::Timeout), or within 20 s, although the server is not silent: this process or
+    /// the server is too busy. The denial is made under every policy, and never counts as a failure. Report-only requests
     /// and those of cost 0 are allowed.
     Busy,
     /// An [adaptive](crate::rule::Adaptive) limit, which denied the request.

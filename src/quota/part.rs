@@ -9,7 +9,8 @@ impl Quota {
     /// Returns the part of the quota for one of several processes, which is the same for every charge.
     ///
     /// All parts together allow no more than the quota, with two exceptions: each part of unranked processes
-    /// allows at least one unit, and the parts of a client's share keep its burst. The part of a token bucket refills continuously.
+    /// allows at least one unit, and the parts of a client's share keep its burst. The part of a token bucket
+    /// refills continuously.
     pub(crate) fn for_process(&self, of: Part) -> Self {
         if self.is_blocked() || of.instances == NonZeroU32::MIN {
             return *self;

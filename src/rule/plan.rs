@@ -163,11 +163,10 @@ impl fmt::Debug for Plan {
 /// Clones share the quotas. A `&LivePlan` converts to a [`Plan`].
 ///
 /// A layer is built only if its store supports the current quotas, and if their names in header fields
-/// are unique. New quotas that the store does
-/// not support are errors of the store: [`fail_open`](crate::StoreExt::fail_open) and
-/// [`fail_closed`](crate::StoreExt::fail_closed) then reject requests with 503. If a new quota has the
-/// name of another one, header fields have two members with this name. To check new quotas
-/// first, build a layer with them and drop it.
+/// are unique. New quotas are not checked. Those that the store does not support are errors of the store:
+/// [`fail_open`](crate::StoreExt::fail_open) and [`fail_closed`](crate::StoreExt::fail_closed) then reject
+/// requests with 503. If a new quota has the name of another one, header fields have two members with this
+/// name. To check new quotas first, build a layer with them and drop it.
 ///
 /// A new limit does not refill accounts, even if `initial` or `burst` changes. An exception is a token
 /// bucket whose burst becomes smaller and then larger again: see [`Plan`].

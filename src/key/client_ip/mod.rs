@@ -220,11 +220,14 @@ impl ClientIp {
     /// Reads `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)) instead of
     /// `X-Forwarded-For`.
     ///
-    /// An element is a list of `name=value`. The header is unreadable if an element that must be read has a
-    /// name that is no token, not exactly one `for`, or one without an address, or a value with a quote, a
-    /// backslash, a comma or white space that is not in a quoted string. It is also unreadable if a quoted
-    /// string does not end in its line, or if the lines that must be read are longer than 4 KiB. All else is
-    /// accepted, such as `host=`, `host=[::1]:80`, a second `proto`, and white space around `=`.
+    /// An element is a list of `name=value`. The header is unreadable if a quoted string does not end in its
+    /// line, if the lines that must be read are longer than 4 KiB, or if an element that must be read has:
+    ///
+    /// - not exactly one `for`, or one without an address
+    /// - a name that is no token
+    /// - a value with a quote, a backslash, a comma or white space outside of quoted strings
+    ///
+    /// All else is accepted, such as `host=`, `host=[::1]:80`, a second `proto`, and white space around `=`.
     ///
     /// # Limitations
     ///

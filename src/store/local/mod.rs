@@ -190,8 +190,9 @@ impl LocalStore {
 
     /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.capacity`.
     ///
-    /// The gauges need feature `metrics`. The second is the number of entries, which is twice the capacity in
-    /// keys. A warning is logged if the first is at least 80 % of the capacity in keys. Each call reads every entry, so call this method at intervals, not per request.
+    /// The gauges need feature `metrics`. `ratelimit.capacity` is the number of entries, which is twice the
+    /// capacity in keys. A warning is logged if at least 80 % of the capacity in keys is in use. Each call
+    /// reads every entry, so call this method at intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.ledger.stats();

@@ -2,8 +2,9 @@
 //!
 //! A request asks the server again when this process frees a slot, with a call that frees it there.
 //! Other processes free slots as well, so the first request of a queue also asks by itself, once for each
-//! mean hold time: the mean of the times for which this process held slots of the rule. A request that is denied slots marks them on the server. Soon after, the
-//! next slots that are free are left to its process, until that asks again, which it then does more often.
+//! mean hold time: the mean of the times for which this process held slots of the rule. A request that is
+//! denied slots marks them on the server. Soon after, the next slots that are free are left to its process,
+//! until that asks again, which it then does more often.
 //! Processes with fewer slots still take them.
 
 use std::{mem, pin::pin, sync::Arc, time::Duration};

@@ -27,8 +27,8 @@ use crate::{
 /// A process that is too busy to send a request or to read an answer is no outage. A `RedisStore`
 /// therefore [keeps](crate::store::Context::keep_limit) the limit by itself: a call fails after this
 /// time if the server is silent. Otherwise, an answer is accepted until ten times the limit has passed, at
-/// most for 20 s. Then the request is denied by [`Source::Busy`](crate::decision::Source::Busy), under every policy. For any
-/// other store, the time of the call is counted.
+/// most for 20 s. Then the request is denied by [`Source::Busy`](crate::decision::Source::Busy), under every
+/// policy. For any other store, the time of the call is counted.
 ///
 /// To limit the time that a *request* may queue, use
 /// [`RequestDeadline`](crate::rule::RequestDeadline).
