@@ -67,11 +67,11 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     page.run(format!("{DENIED}.querySelector('details').open = true")).await?;
     looks::right(page, "admin").await?;
 
-    answers(page, "reset", "The account is full again.").await?;
+    answers(page, "reset", "The account is new again.").await?;
     same("the account is full again", &asked(page, 4).await?, &[200, 200, 200, 429])?;
     answers(page, "block", "Blocked for 10min.").await?;
     answers(page, "peek", "Blocked for 10 min").await?;
-    answers(page, "reset", "The account is full again.").await?;
+    answers(page, "reset", "The account is new again.").await?;
     same("a reset ends no block", &asked(page, 1).await?, &[429])?;
     answers(page, "unblock", "Not blocked any more.").await?;
     same("an unblock ends the block", &asked(page, 4).await?, &[200, 200, 200, 429])?;
