@@ -8,10 +8,10 @@ use std::{
 };
 
 use tokio_test::{assert_pending, assert_ready_ok, task};
-use tower_sluice::{Algorithm, Limiter, Quota, Store, StoreExt, testing::FakeClock};
+use tower_sluice::{Limiter, Quota, Store, StoreExt, testing::FakeClock};
 
 use crate::support::{
-    Gated,
+    ALGORITHMS, Gated,
     driven::{Counting, Time, left, millis, secs},
 };
 
@@ -87,14 +87,7 @@ async fn take_up_to_takes_only_units_that_every_quota_has() {
 #[tokio::test]
 async fn take_up_to_takes_all_soft_units_that_are_left() {
     let limiter = Limiter::named("default", FakeClock::new().store(16_384));
-    for algorithm in [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 4 },
-        Algorithm::SlidingLog,
-    ] {
+    for algorithm in ALGORITHMS {
         let soft = Quota::per_hour(10).with_algorithm(algorithm).with_soft(5);
         let softer = Quota::per_day(12).with_algorithm(algorithm).with_soft(6);
         for (quotas, fit) in
